@@ -1,0 +1,46 @@
+# Everything runs in a virtual environment of its own; PYTHON chooses the interpreter it is made from.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+
+# One core per process: parallelism belongs to the test runner, and timings stay comparable.
+export OPENBLAS_NUM_THREADS ?= 1
+export OMP_NUM_THREADS ?= 1
+export MKL_NUM_THREADS ?= 1
+
+.PHONY: help demo test lint format bench clean
+
+help:  ## show this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-8s %s\n", $$1, $$2}'
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/.installed-test: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	@touch $@ $(VENV)/.installed
+
+demo: $(VENV)/.installed  ## learn the LQR with DR-CREPS; the learning curve goes to demo.png
+	$(BIN)/klimb run lqr --algorithm dr-creps --episodes 5000 --seed 0 --plot demo.png
+
+test: lint  ## everything that continuous integration runs
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+lint: $(VENV)/.installed-test  ## style and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(VENV)/.installed-test  ## mend what can be mended by a tool
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: $(VENV)/.installed-test  ## the tables of benchmarks/
+	$(BIN)/python benchmarks/core.py
+
+clean:  ## remove what the other targets made
+	rm -rf $(VENV) build dist demo.png .hypothesis .mypy_cache .pytest_cache .ruff_cache

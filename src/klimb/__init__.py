@@ -1,0 +1,1 @@
+"""Episodic black-box policy search that finds out which parameters matter."""
