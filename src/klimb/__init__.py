@@ -1,1 +1,49 @@
 """Episodic black-box policy search that finds out which parameters matter."""
+
+from klimb.algorithms import (
+    cem,
+    creps,
+    creps_pe,
+    dr_creps,
+    dr_reps,
+    es,
+    make_algorithm,
+    more,
+    nes,
+    pro,
+    reps,
+    reps_pe,
+    rwr,
+)
+from klimb.gaussian import Gaussian
+from klimb.optimizer import Optimizer, Progress, Result, maximize
+from klimb.search import Search
+from klimb.tasks import Task, make_task
+from klimb.updates import UpdateInfo
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Gaussian",
+    "Optimizer",
+    "Progress",
+    "Result",
+    "Search",
+    "Task",
+    "UpdateInfo",
+    "cem",
+    "creps",
+    "creps_pe",
+    "dr_creps",
+    "dr_reps",
+    "es",
+    "make_algorithm",
+    "make_task",
+    "maximize",
+    "more",
+    "nes",
+    "pro",
+    "reps",
+    "reps_pe",
+    "rwr",
+]

@@ -15,6 +15,9 @@ IntArray = NDArray[np.int64]
 
 Value = TypeVar("Value")
 
+# Parameters above this size could not be squared.
+LARGEST = 1e150
+
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """End of an error sentence: the name that was probably meant, and all there are."""
@@ -31,10 +34,12 @@ def lookup(kind: str, name: str, table: Mapping[str, Value]) -> Value:
     return table[name]
 
 
-def positive(name: str, value: float) -> float:
-    """Return `value` as a float if it is a number above zero (infinity included)."""
+def positive(name: str, value: float, *, infinite: bool = False) -> float:
+    """Return `value` as a float if it is a number above zero; infinity only if `infinite`."""
     if not (isinstance(value, (int, float, np.integer, np.floating)) and value > 0):
         raise ValueError(f"{name} must be a number above 0, but {value!r} came.")
+    if math.isinf(value) and not infinite:
+        raise ValueError(f"{name} must be finite, but {value!r} came.")
     return float(value)
 
 
@@ -88,9 +93,10 @@ def samples(name: str, value: ArrayLike, n_parameters: int) -> FloatArray:
             f"{name} must hold one parameter vector per row, shape (N, {n_parameters}), "
             f"but its shape is {array.shape}."
         )
-    for row, values in enumerate(array):
-        # a finite sum proves the row finite without another array; only otherwise look closer
-        if not math.isfinite(values.sum()) and not np.isfinite(values).all():
-            place = int(np.flatnonzero(~np.isfinite(values))[0])
-            raise ValueError(f"{name} must be finite, but {name}[{row}, {place}] is {values[place]}.")
+    if array.size and not (array.min() >= -LARGEST and array.max() <= LARGEST):
+        row, place = (int(index[0]) for index in np.nonzero(~(np.abs(array) <= LARGEST)))
+        raise ValueError(
+            f"{name} must be finite (and below {LARGEST:g}), but {name}[{row}, {place}] is "
+            f"{array[row, place]}; leave that row out."
+        )
     return array

@@ -27,9 +27,14 @@ class Task(Protocol):
         A standard deviation of the parameters to start the search with, around zero.
     """
 
-    n_parameters: int
-    optimum: float | None
-    initial_std: float
+    @property
+    def n_parameters(self) -> int: ...  # noqa: D102
+
+    @property
+    def optimum(self) -> float | None: ...  # noqa: D102
+
+    @property
+    def initial_std(self) -> float: ...  # noqa: D102
 
     def evaluate(self, theta: ArrayLike, seed: int | ArrayLike = 0) -> FloatArray:
         """Returns (N,) of the parameter vectors `theta` (N, n); see :func:`episode_seeds` for `seed`."""
@@ -49,7 +54,7 @@ def episode_seeds(seed: int | ArrayLike, count: int) -> NDArray[np.uint64]:
     if array.size and array.min() < 0:
         raise ValueError(f"seed must not be negative, but {int(array.min())} came.")
     if array.ndim == 0:
-        return np.random.SeedSequence(int(array)).generate_state(count, np.uint64)
+        return np.random.SeedSequence(int(array)).generate_state(count, np.uint64).astype(np.uint64)
     if array.shape != (count,):
         raise ValueError(f"seed must be one number or {count} of them, but its shape is {array.shape}.")
     return array.astype(np.uint64)

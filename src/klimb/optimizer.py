@@ -1,0 +1,369 @@
+"""What a user holds in their hands: Optimizer (ask and tell), and maximize for a plain function."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from klimb._validation import FloatArray, lookup, numbers, samples, whole
+from klimb.effectiveness import Effectiveness
+from klimb.gaussian import Gaussian, diagonal, from_covariance
+from klimb.search import Adam, Search, State, ask, tell
+from klimb.updates import RULES, UpdateInfo
+
+FORMAT = "klimb-optimizer"
+FORMAT_VERSION = 1
+
+
+class Optimizer:
+    """Learns a parameter vector that maximises the return, by ask and tell.
+
+    Parameters
+    ----------
+    algorithm
+        A recipe such as ``klimb.dr_creps()``.
+    mean : (n,)
+        Where to start.
+    std
+        Initial standard deviation, one number or one per parameter; or else
+    covariance : (n, n)
+        the initial covariance.
+    seed
+        A non-negative whole number makes the run repeatable; None takes a fresh one.
+
+    Examples
+    --------
+    >>> import numpy as np, klimb
+    >>> optimizer = klimb.Optimizer(klimb.dr_creps(n_effective=2), mean=np.zeros(5), std=1.0, seed=0)
+    >>> for _ in range(30):
+    ...     theta = optimizer.ask(20)
+    ...     info = optimizer.tell(theta, -np.sum((theta[:, :2] - 3.0) ** 2, axis=1))
+    >>> bool(np.abs(optimizer.mean[:2] - 3.0).max() < 0.2)
+    True
+    """
+
+    def __init__(
+        self,
+        algorithm: Search,
+        *,
+        mean: ArrayLike,
+        std: ArrayLike | None = None,
+        covariance: ArrayLike | None = None,
+        seed: int | None = None,
+    ) -> None:
+        if not isinstance(algorithm, Search):
+            raise ValueError(
+                "algorithm must be made by a recipe such as klimb.dr_creps(), or by "
+                f"klimb.make_algorithm(name), but {algorithm!r} came."
+            )
+        if (std is None) == (covariance is None):
+            raise ValueError("exactly one of std and covariance is needed.")
+        belief = from_covariance(mean, covariance) if std is None else diagonal(mean, std)  # type: ignore[arg-type]
+        algorithm.check_size(belief.n_parameters)
+        self._algorithm = algorithm
+        self._seed = int(np.random.SeedSequence().entropy) if seed is None else whole("seed", seed, 0)  # type: ignore[arg-type]
+        self._state = State(belief)
+        self._asked = 0
+
+    @property
+    def algorithm(self) -> Search:
+        """The settings of the search."""
+        return self._algorithm
+
+    @property
+    def belief(self) -> Gaussian:
+        """The search distribution."""
+        return self._state.belief
+
+    @property
+    def n_parameters(self) -> int:
+        """Number of parameters, n."""
+        return self.belief.n_parameters
+
+    @property
+    def mean(self) -> FloatArray:
+        """Mean of the belief, (n,): the parameters to use after learning."""
+        return self.belief.mean.copy()
+
+    @property
+    def std(self) -> FloatArray:
+        """Standard deviation of the belief for every parameter, (n,)."""
+        return self.belief.std
+
+    @property
+    def covariance(self) -> FloatArray:
+        """Covariance of the belief, (n, n), made on request."""
+        return self.belief.covariance
+
+    @property
+    def entropy(self) -> float:
+        """Entropy of the belief in nats."""
+        return self.belief.entropy
+
+    @property
+    def iteration(self) -> int:
+        """Number of updates so far."""
+        return self._state.iteration
+
+    @property
+    def seed(self) -> int:
+        """The seed from which all samples derive."""
+        return self._seed
+
+    def ask(self, count: int) -> FloatArray:
+        """Draw `count` parameter vectors to try, (count, n).
+
+        Until the next tell, further calls continue the same stream: two asks of 10 give what one of 20 gives.
+        """
+        count = whole("count", count, 1)
+        theta = ask(self._algorithm, self._state, self._seed, self._asked, count)
+        self._asked += count
+        return theta
+
+    def tell(self, theta: ArrayLike, returns: ArrayLike) -> UpdateInfo:
+        """Learn from episodes: their parameters (N, n), in any order, and their returns (N,).
+
+        The parameters need not have been asked for. A return of NaN or -infinity is a failed episode and left
+        out; at least two good ones are needed. On a ValueError the optimizer is as it was before.
+        """
+        theta = samples("theta", theta, self.n_parameters)
+        returns = numbers("returns", returns)
+        if returns.shape != theta.shape[:1]:
+            raise ValueError(
+                f"returns must be one number per row of theta, shape {theta.shape[:1]}, "
+                f"but their shape is {returns.shape}."
+            )
+        if np.isposinf(returns).any():
+            place = int(np.flatnonzero(np.isposinf(returns))[0])
+            raise ValueError(
+                f"returns[{place}] is +infinity, which no episode can beat; mark a failed episode with NaN, "
+                "or bound the return."
+            )
+        good = np.isfinite(returns)
+        n_good = int(good.sum())
+        if n_good < 2:
+            raise ValueError(
+                f"an update needs at least two good episodes, but {n_good} of {returns.size} are; "
+                "tell these again together with more."
+            )
+        if n_good < returns.size:
+            theta, returns = theta[good], returns[good]
+        self._state, info = tell(self._algorithm, self._state, theta, returns, self._seed)
+        self._asked = 0
+        return replace(info, n_used=n_good, n_failed=good.size - n_good)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write everything to one file, replacing it in one step; the next ask after load is identical."""
+        state, belief = self._state, self._state.belief
+        header = {
+            "format": FORMAT,
+            "version": FORMAT_VERSION,
+            "algorithm": _describe(self._algorithm),
+            "seed": self._seed,
+            "iteration": state.iteration,
+            "asked": self._asked,
+        }
+        arrays = {field.name: getattr(belief, field.name) for field in fields(Gaussian)}
+        arrays |= {f"memory_{index}": array for index, array in enumerate(state.memory)}
+        if state.exploration is not None:
+            arrays["exploration"] = state.exploration
+        path = Path(path)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                np.savez(file, header=np.array(json.dumps(header)), **arrays)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(name, path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, effectiveness: Effectiveness | None = None) -> Optimizer:
+        """Read what :meth:`save` wrote; `effectiveness` hands back a measure of the user's own."""
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+            header = json.loads(str(arrays.pop("header")))
+            if header["format"] != FORMAT:
+                raise ValueError("another format")
+            version = header["version"]
+        except FileNotFoundError:
+            raise
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            EOFError,
+            zipfile.BadZipFile,
+        ) as error:
+            raise ValueError(
+                f"{path} is not a file that Optimizer.save wrote, or it is damaged: {error}."
+            ) from None
+        if version > FORMAT_VERSION:
+            raise ValueError(
+                f"{path} was written by a newer klimb (format {version}, this one reads up to "
+                f"{FORMAT_VERSION}); upgrade klimb."
+            )
+        try:
+            memory = tuple(
+                arrays[f"memory_{index}"] for index in range(sum("memory_" in name for name in arrays))
+            )
+            belief = Gaussian(*(arrays[field.name] for field in fields(Gaussian)))
+            optimizer = cls.__new__(cls)
+            optimizer._algorithm = _restore(header["algorithm"], effectiveness)
+            optimizer._seed = header["seed"]
+            optimizer._state = State(belief, header["iteration"], arrays.get("exploration"), memory)
+            optimizer._asked = header["asked"]
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{path} is damaged: {error} is missing or wrong.") from None
+        return optimizer
+
+
+def _describe(search: Search) -> dict[str, Any]:
+    """The settings of a search as plain data."""
+    plain = {field.name: getattr(search, field.name) for field in fields(Search)}
+    plain["update"] = {"rule": search.update.rule, **asdict(search.update)}  # type: ignore[call-overload]
+    plain["step"] = None if search.step is None else asdict(search.step)
+    if callable(search.effectiveness):
+        plain["effectiveness"] = {"callable": getattr(search.effectiveness, "__qualname__", "?")}
+    return plain
+
+
+def _restore(plain: dict[str, Any], effectiveness: Effectiveness | None) -> Search:
+    """A search from what :func:`_describe` made of it."""
+    update = dict(plain["update"])
+    rule = lookup("update rule", update.pop("rule"), RULES)
+    measure = plain["effectiveness"]
+    if isinstance(measure, dict):
+        if effectiveness is None:
+            raise ValueError(
+                f"the search measures effectiveness with a function of yours, {measure['callable']!r}, which "
+                "no file can hold: pass it as load(path, effectiveness=...)."
+            )
+        measure = effectiveness
+    step = None if plain["step"] is None else Adam(**plain["step"])
+    return Search(**{**plain, "update": rule(**update), "effectiveness": measure, "step": step})
+
+
+@dataclass(frozen=True, eq=False)
+class Progress:
+    """What a callback of :func:`maximize` sees after every update."""
+
+    optimizer: Optimizer
+    info: UpdateInfo
+    theta: FloatArray
+    returns: FloatArray
+    episodes: int
+    best_return: float
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What :func:`maximize` found.
+
+    Attributes
+    ----------
+    mean : (n,)
+        Mean of the final belief: the parameters to use.
+    best_parameters, best_return
+        Of the best single episode; with noise, luck is part of it.
+    curve
+        One record per update, ready for ``pandas.DataFrame(result.curve)``: episodes, mean_return,
+        best_return, kl, entropy, n_failed.
+    optimizer
+        To go on from here.
+    """
+
+    mean: FloatArray
+    best_parameters: FloatArray
+    best_return: float
+    curve: NDArray[np.void]
+    optimizer: Optimizer
+
+
+class Evaluates(Protocol):
+    """A task: evaluates many parameter vectors at once."""
+
+    def evaluate(self, theta: FloatArray, seed: int) -> FloatArray:
+        """Returns (N,) of the rows of `theta`."""
+        ...
+
+
+CURVE = np.dtype(
+    [(name, np.float64) for name in ("episodes", "mean_return", "best_return", "kl", "entropy", "n_failed")]
+)
+
+
+def maximize(
+    f: Callable[[FloatArray], float] | Evaluates,
+    algorithm: Search,
+    *,
+    mean: ArrayLike,
+    std: ArrayLike | None = None,
+    covariance: ArrayLike | None = None,
+    episodes: int,
+    batch: int = 50,
+    seed: int | None = None,
+    callback: Callable[[Progress], object] | None = None,
+) -> Result:
+    """Maximise a function of one parameter vector, or a task.
+
+    Parameters
+    ----------
+    f
+        Takes a vector (n,) and returns a number, NaN if the episode failed; or has ``evaluate(theta, seed)``
+        for many at once.
+    algorithm, mean, std, covariance, seed
+        As for :class:`Optimizer`.
+    episodes
+        How many to spend at most.
+    batch
+        How many per update.
+    callback
+        Called with a :class:`Progress` after every update; returning True ends the search.
+    """
+    episodes, batch = whole("episodes", episodes, 2), whole("batch", batch, 2)
+    optimizer = Optimizer(algorithm, mean=mean, std=std, covariance=covariance, seed=seed)
+    best_parameters, best_return = optimizer.mean, -np.inf
+    curve: list[tuple[float, ...]] = []
+    spent = 0
+    while episodes - spent >= 2:
+        theta = optimizer.ask(min(batch, episodes - spent))
+        returns = _evaluate(
+            f, theta, np.random.SeedSequence(optimizer.seed, spawn_key=(optimizer.iteration, 2))
+        )
+        spent += len(theta)
+        info = optimizer.tell(theta, returns)
+        good = np.isfinite(returns)
+        top = int(np.argmax(np.where(good, returns, -np.inf)))
+        if returns[top] > best_return:
+            best_parameters, best_return = theta[top].copy(), float(returns[top])
+        mean_return = float(returns[good].mean())
+        curve.append((spent, mean_return, best_return, info.kl, optimizer.entropy, info.n_failed))
+        if callback is not None:
+            progress = Progress(optimizer, info, theta, returns, spent, best_return)
+            if callback(progress) is True:
+                break
+    return Result(optimizer.mean, best_parameters, best_return, np.array(curve, dtype=CURVE), optimizer)
+
+
+def _evaluate(
+    f: Callable[[FloatArray], float] | Evaluates, theta: FloatArray, seeds: np.random.SeedSequence
+) -> FloatArray:
+    """Returns of the rows of `theta`, (N,)."""
+    if callable(f):
+        return np.array([float(f(row)) for row in theta])
+    return numbers("returns", f.evaluate(theta, int(seeds.generate_state(1, np.uint64)[0])))
