@@ -20,9 +20,12 @@ from klimb.gaussian import Gaussian, from_whitened, unmixed
 # Multipliers are searched between exp(-LARGEST_LOG) and exp(LARGEST_LOG), whose squares are still numbers.
 LARGEST_LOG = 280.0
 
+# A whitened variance below this is as good as none; its square is still a number.
+NO_VARIANCE = 1e-140
+
 # Without a bound, a direction in which the weighted samples do not vary keeps this share of its old
 # variance: N samples span at most N - 1 directions, and the others would lose theirs for ever.
-VARIANCE_FLOOR = 1e-6
+VARIANCE_FLOOR = 1e-4
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +129,7 @@ def full_trials(moments: Moments, kappa: float) -> Callable[[float], Trial]:
     b = np.square(b)
 
     def trial(eta: float) -> Trial:
-        if eta == 0 and (flat or s.min() == 0):
+        if eta == 0 and (flat or s.min() < NO_VARIANCE):
             return Trial(math.inf, -math.inf, 1.0)
         a = (s + eta) / (1 + eta)
         c = eta / (1 + eta) / (1 + eta)
@@ -153,7 +156,7 @@ def diagonal_trials(moments: Moments, kappa: float) -> Callable[[float], Trial]:
 
     def trial(eta: float) -> Trial:
         a = (s + eta) / (1 + eta) + eta / (1 + eta) / (1 + eta) * b
-        if a.min() <= 0:
+        if a.min() < NO_VARIANCE:
             return Trial(math.inf, -math.inf, 1.0)
         return bounded(n, float(((1 + b / (1 + eta) ** 2) / a).sum()), float(np.log(a).sum()), kappa)
 

@@ -192,7 +192,7 @@ class Optimizer:
     def load(cls, path: str | os.PathLike[str], *, effectiveness: Effectiveness | None = None) -> Optimizer:
         """Read what :meth:`save` wrote; `effectiveness` hands back a measure of the user's own."""
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with open(path, "rb") as handle, np.load(handle, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
             header = json.loads(str(arrays.pop("header")))
             if header["format"] != FORMAT:

@@ -10,6 +10,7 @@ in the local coordinates of the belief, where its covariance is diagonal:
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -23,6 +24,10 @@ from klimb.updates import ModelBased, Update, UpdateInfo
 
 # A full covariance beyond this number of parameters would take more than 12 GB.
 LARGEST_FULL = 40_000
+
+# Streams start the golden ratio of the generator's period apart: far from each other, however many there are,
+# and without the power of two in their distance that would correlate them.
+GOLDEN_JUMP = 0x9E3779B97F4A7C15F39CC0605CEDC835
 
 # Samples further from the belief than this many of its standard deviations cannot be computed with.
 FURTHEST = 1e50
@@ -150,15 +155,13 @@ def streams(seed: int, iteration: int, first: int) -> Iterator[np.random.Generat
     Each depends on (seed, iteration, index) alone: however the samples of an iteration are asked for, one by
     one or all at once, they are the same. The generator is reused: draw from it before the next one is taken.
     """
-    bits = np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(iteration, 0)))
+    bits = np.random.PCG64DXSM(np.random.SeedSequence(seed, spawn_key=(iteration, 0)))
     generator = np.random.Generator(bits)
-    bits.advance(first << 64)
     start = bits.state
-    while True:
-        yield generator
+    for index in itertools.count(first):
         bits.state = start
-        bits.advance(1 << 64)  # far more than a sample of any size takes
-        start = bits.state
+        bits.advance(index * GOLDEN_JUMP % 2**128)
+        yield generator
 
 
 def ask(search: Search, state: State, seed: int, first: int, count: int) -> FloatArray:
@@ -244,9 +247,9 @@ def largest(values: FloatArray, count: int) -> IntArray:
 
 
 def relative(relevance: FloatArray) -> FloatArray:
-    """Rho: effectiveness as a share of the largest, (n,); all 1 where nothing is effective."""
+    """Rho: effectiveness as a share of the largest, (n,) in [0, 1]; all 1 where nothing is effective."""
     top = relevance.max()
-    return relevance / top if top > 0 else np.ones_like(relevance)
+    return np.maximum(relevance, 0.0) / top if top > 0 else np.ones_like(relevance)
 
 
 def soften(prior: Gaussian, posterior: Gaussian, rho: FloatArray) -> Gaussian:

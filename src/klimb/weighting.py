@@ -73,9 +73,10 @@ def entropic_weights(returns: FloatArray, epsilon: float) -> tuple[FloatArray, f
 
 
 def elite_weights(returns: FloatArray, n_elite: int) -> FloatArray:
-    """CEM: the same weight for the n_elite best, none for the others; the earlier of equals comes first."""
-    weights = np.zeros(returns.size)
-    weights[np.argsort(-returns, kind="stable")[:n_elite]] = 1 / n_elite
+    """CEM: the same weight for the n_elite best, none for the others; equals at the border share theirs."""
+    border = np.sort(returns)[-n_elite]
+    above, at = returns > border, returns == border
+    weights: FloatArray = (above + at * ((n_elite - above.sum()) / at.sum())) / n_elite
     return weights
 
 

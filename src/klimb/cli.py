@@ -1,0 +1,531 @@
+"""The command line: ``klimb run`` learns a task, ``klimb list`` says what there is.
+
+Exit codes: 0 done, 1 failed while running, 2 wrong usage, 130 stopped by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import os
+import signal
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any, NoReturn
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from klimb import __version__
+from klimb._validation import FloatArray, lookup
+from klimb.algorithms import ALGORITHMS, make_algorithm
+from klimb.optimizer import Optimizer, Result, maximize
+from klimb.optimizer import Progress as Update
+from klimb.report.curves import check_format, plot_curve
+from klimb.search import Search
+from klimb.tasks import TASKS, Task, episode_seeds, make_task
+
+# The final belief is judged on draws and seeds of its own, the same in every run, which are no episodes.
+EVALUATIONS = 200
+EVALUATION_SEED = 2**32 - 1
+LARGEST_PIECE = 2**24  # numbers evaluated at a time: 128 MB
+
+app = typer.Typer(
+    help="Episodic black-box policy search that finds out which parameters matter.",
+    epilog="Begin with [bold]klimb run lqr --plot curve.png[/bold].",
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app(prog_name="klimb")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"klimb {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version and leave.", is_eager=True, callback=_show_version),
+    ] = False,
+) -> None: ...
+
+
+def _complete_task(incomplete: str) -> list[tuple[str, str]]:
+    return [(name, entry.description) for name, entry in TASKS.items() if name.startswith(incomplete)]
+
+
+def _complete_algorithm(incomplete: str) -> list[tuple[str, str]]:
+    return [(name, entry.summary) for name, entry in ALGORITHMS.items() if name.startswith(incomplete)]
+
+
+def _complete_kind(incomplete: str) -> list[str]:
+    return [kind for kind in KINDS if kind.startswith(incomplete)]
+
+
+@app.command(
+    epilog="[bold]Examples[/bold]\n\n"
+    "klimb run lqr --plot curve.png\n\n"
+    "klimb run lqr --algorithm creps --batch 100 --set epsilon=2.0 --set kappa=5\n\n"
+    "klimb run lqr --option n_states=20 --option start=random --save optimizer.npz\n\n"
+    "klimb run rosenbrock --algorithm more --episodes 20000 --quiet --json"
+)
+def run(
+    task: Annotated[
+        str,
+        typer.Argument(
+            help="What to learn: see [bold]klimb list tasks[/bold].", autocompletion=_complete_task
+        ),
+    ],
+    algorithm: Annotated[
+        str,
+        typer.Option(
+            "--algorithm",
+            "-a",
+            help="See [bold]klimb list algorithms[/bold].",
+            autocompletion=_complete_algorithm,
+        ),
+    ] = "dr-creps",
+    episodes: Annotated[int, typer.Option("--episodes", "-e", min=2, help="How many to spend.")] = 5000,
+    batch: Annotated[
+        int | None,
+        typer.Option("--batch", "-b", min=2, help="Episodes per update [dim](the algorithm's)[/dim]."),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", "-s", min=0, help="The same seed gives the same run.")] = 0,
+    std: Annotated[
+        float | None,
+        typer.Option(help="Standard deviation to start with, around zero [dim](the task's)[/dim]."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="A setting of the algorithm; may be repeated."),
+    ] = None,
+    options: Annotated[
+        list[str] | None,
+        typer.Option("--option", metavar="NAME=VALUE", help="An option of the task; may be repeated."),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the learning curve: a .png, .svg or .pdf file.")
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(help="Keep the optimizer in a file that [bold]klimb.Optimizer.load[/bold] reads."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the result as one JSON object, on the last line.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no summary.")] = False,
+) -> None:
+    """Learn the parameters of a task.
+
+    Ctrl-C ends the run after the batch at hand; what was learned by then is reported and saved as usual.
+    """
+    try:
+        problem = make_task(task, **_assignments("--option", options))
+        given = _assignments("--set", settings)
+        search = make_algorithm(algorithm, **given)
+        entry = ALGORITHMS[algorithm]
+        batch = entry.batch if batch is None else batch
+        std = problem.initial_std if std is None else std
+        # made for its checks of the settings against the task, before any episode is spent
+        Optimizer(search, mean=np.zeros(problem.n_parameters), std=std, seed=seed)
+        _check_files(plot, save)
+    except (ValueError, ImportError) as error:
+        _fail(str(error), 2)
+
+    record = Record(episodes)
+    begin = time.perf_counter()
+    try:
+        with _progress_bar(record, shown=not quiet), _gentle_interrupt(record):
+            result = maximize(
+                problem,
+                search,
+                mean=np.zeros(problem.n_parameters),
+                std=std,
+                episodes=episodes,
+                batch=batch,
+                seed=seed,
+                callback=record.follow,
+            )
+    except (KeyboardInterrupt, Exception) as error:
+        _rescue(error, record, save)
+    seconds = time.perf_counter() - begin
+
+    troubles = []
+    if save is not None:
+        troubles += _attempt("save the optimizer", lambda: result.optimizer.save(save))
+    if plot is not None:
+        title = f"{task}, {algorithm}, seed {seed}"
+        troubles += _attempt(
+            "draw the curve", lambda: plot_curve(result.curve, plot, title=title, optimum=problem.optimum)
+        )
+    summary = {
+        "klimb": __version__,
+        "task": task,
+        "options": _assignments("--option", options),
+        "n_parameters": problem.n_parameters,
+        "algorithm": algorithm,
+        "settings": entry.settings | given,
+        "batch": batch,
+        "std": std,
+        "seed": seed,
+        "episodes": int(result.curve["episodes"][-1]),
+        "updates": result.optimizer.iteration,
+        "interrupted": record.stop,
+        **_judge(problem, result),
+        "effective_sample_size": statistics.median(record.sizes) if record.sizes else None,
+        "seconds": seconds,
+    }
+    if not quiet:
+        _print_summary(summary, _weight_note(record.sizes, search, batch), plot, save)
+    if as_json:
+        typer.echo(_strict_json(summary))
+    for trouble in troubles:
+        typer.echo(f"klimb: {trouble}", err=True)
+    if record.stop:
+        typer.echo(f"klimb: stopped by Ctrl-C after {summary['episodes']} of {episodes} episodes.", err=True)
+        raise typer.Exit(130)
+    raise typer.Exit(1 if troubles else 0)
+
+
+@app.command(
+    "list",
+    epilog="[bold]Examples[/bold]\n\n"
+    "klimb list tasks\n\n"
+    "klimb list algorithms\n\n"
+    "klimb list algorithms --json",
+)
+def list_(
+    kind: Annotated[
+        str,
+        typer.Argument(help="[bold]tasks[/bold] or [bold]algorithms[/bold].", autocompletion=_complete_kind),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
+) -> None:
+    """Say what there is: names, what they are, and their settings with the defaults."""
+    try:
+        entries = lookup("kind of list", kind, KINDS)()
+    except ValueError as error:
+        _fail(str(error), 2)
+    if as_json:
+        typer.echo(_strict_json(entries))
+        return
+    table = Table(box=None, padding=(0, 2, 1, 0), show_header=False)
+    for entry in entries:
+        lines = Text(entry["description"])
+        choices = entry.get("settings", entry.get("options"))
+        if choices is None:
+            lines.append(f"\n{entry['missing']}", style="yellow")
+        else:
+            lines.append(
+                "\n" + "  ".join(f"{name}={_word(value)}" for name, value in choices.items()), "cyan"
+            )
+        if "reference" in entry:
+            lines.append(f"\n{entry['reference']}; {entry['batch']} episodes per update", style="dim")
+        table.add_row(Text(entry["name"], style="bold", no_wrap=True), lines)
+    Console().print(table)
+
+
+def _tasks() -> list[dict[str, Any]]:
+    """What ``klimb list tasks`` shows; a task whose simulator is not installed is listed nevertheless."""
+    entries = []
+    for name, entry in TASKS.items():
+        row: dict[str, Any] = {"name": name, "description": entry.description}
+        try:
+            required = inspect.Parameter.empty
+            row["options"] = {
+                option: "required" if default is required else default
+                for option, default in entry.options().items()
+            }
+        except ImportError as error:
+            row["missing"] = f"not installed: {error}"
+        entries.append(row)
+    return entries
+
+
+def _algorithms() -> list[dict[str, Any]]:
+    """What ``klimb list algorithms`` shows."""
+    return [
+        {
+            "name": name,
+            "description": entry.summary,
+            "settings": entry.settings,
+            "batch": entry.batch,
+            "reference": entry.reference,
+        }
+        for name, entry in ALGORITHMS.items()
+    ]
+
+
+KINDS: dict[str, Callable[[], list[dict[str, Any]]]] = {"tasks": _tasks, "algorithms": _algorithms}
+
+
+@dataclass
+class Record:
+    """What the command line remembers of a run under way.
+
+    Attributes
+    ----------
+    episodes
+        How many are planned.
+    sizes
+        Effective sample size of every update that has one.
+    last
+        The latest update, None before the first.
+    stop
+        Whether the user asked to stop.
+    show
+        Called after every update.
+    """
+
+    episodes: int
+    sizes: list[float] = field(default_factory=list)
+    last: Update | None = None
+    stop: bool = False
+    show: Callable[[Update], None] = lambda update: None
+
+    def follow(self, update: Update) -> bool:
+        """Take in an update; the callback of maximize, so True ends the search."""
+        self.last = update
+        if update.info.effective_sample_size is not None:
+            self.sizes.append(update.info.effective_sample_size)
+        self.show(update)
+        return self.stop
+
+
+@contextmanager
+def _progress_bar(record: Record, shown: bool) -> Iterator[None]:
+    """Show on stderr, if that is a terminal, how far the run is."""
+    console = Console(stderr=True)
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("episodes  {task.description}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, disable=not (shown and console.is_terminal)) as bar:
+        place = bar.add_task("", total=record.episodes)
+
+        def show(update: Update) -> None:
+            mean = update.returns[np.isfinite(update.returns)].mean()
+            text = f"mean return {_number(mean)}  best {_number(update.best_return)}"
+            bar.update(place, completed=update.episodes, description=text)
+
+        record.show = show
+        yield
+
+
+@contextmanager
+def _gentle_interrupt(record: Record) -> Iterator[None]:
+    """Let the first Ctrl-C end the run after the batch at hand; the second one ends it at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ask_to_stop(signum: int, frame: FrameType | None) -> None:
+        record.stop = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        typer.echo("\nStopping after this batch; Ctrl-C again stops at once.", err=True)
+
+    before = signal.signal(signal.SIGINT, ask_to_stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _rescue(error: BaseException, record: Record, save: Path | None) -> NoReturn:
+    """End a run that broke off: keep what was learned, say what happened."""
+    done = 0 if record.last is None else record.last.episodes
+    interrupted = isinstance(error, KeyboardInterrupt)
+    what = "stopped by Ctrl-C" if interrupted else f"failed: {error or type(error).__name__}\nIt ended"
+    typer.echo(f"klimb: {what} after {done} of {record.episodes} episodes.", err=True)
+    if save is not None and record.last is not None:
+        optimizer = record.last.optimizer
+        troubles = _attempt("save the optimizer", lambda: optimizer.save(save))
+        typer.echo(troubles[0] if troubles else f"What was learned by then is in {save}.", err=True)
+    if not (interrupted or isinstance(error, (ValueError, MemoryError))):
+        raise error  # a defect: its traceback is wanted
+    raise typer.Exit(130 if interrupted else 1)
+
+
+def _judge(task: Task, result: Result) -> dict[str, float | int | None]:
+    """The return of what was learned, apart from the episodes it was learned from."""
+    belief, rng = result.optimizer.belief, np.random.default_rng(EVALUATION_SEED)
+    n = belief.n_parameters
+    return {
+        "mean_return": _average_return(task, lambda count: belief.sample(rng, count)),
+        "mean_policy_return": _average_return(task, lambda count: np.broadcast_to(belief.mean, (count, n))),
+        "best_return": result.best_return,
+        "optimum": task.optimum,
+        "n_failed": int(result.curve["n_failed"].sum()),
+    }
+
+
+def _average_return(task: Task, draw: Callable[[int], FloatArray]) -> float | None:
+    """Average over EVALUATIONS parameter vectors; None if all of them fail."""
+    seeds = episode_seeds(EVALUATION_SEED, EVALUATIONS)
+    pieces = math.ceil(EVALUATIONS * task.n_parameters / LARGEST_PIECE)
+    returns = np.concatenate(
+        [task.evaluate(draw(piece.size), piece) for piece in np.array_split(seeds, min(pieces, EVALUATIONS))]
+    )
+    good = returns[np.isfinite(returns)]
+    return float(good.mean()) if good.size else None
+
+
+def _weight_note(sizes: list[float], search: Search, batch: int) -> str | None:
+    """What to know where the updates rest on hardly more than one episode each."""
+    if not sizes or statistics.median(sizes) >= 2:
+        return None
+    note = "In most updates nearly all the weight lies on the best episode of the batch. "
+    epsilon, beta = getattr(search.update, "epsilon", None), getattr(search.update, "beta", None)
+    if epsilon is not None and epsilon >= math.log(batch):
+        note += (
+            f"epsilon = {epsilon:g} is at least log N = log {batch} = {math.log(batch):.2f}, which makes the "
+            f"weights one-hot. A smaller epsilon"
+        )
+        if math.exp(min(epsilon, 20)) < 10_000:
+            note += f", or a batch of more than {math.floor(math.exp(epsilon))},"
+        return note + " lets more episodes count."
+    if epsilon is not None:
+        return note + f"A smaller epsilon than {epsilon:g} lets more episodes count."
+    return note + ("" if beta is None else f"A smaller beta than {beta:g} lets more episodes count.")
+
+
+def _print_summary(
+    summary: Mapping[str, Any], note: str | None, plot: Path | None, save: Path | None
+) -> None:
+    """Write the end of a run for people."""
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(
+        f"[bold]{summary['task']}[/bold] ({summary['n_parameters']} parameters), "
+        f"[bold]{summary['algorithm']}[/bold]: {summary['episodes']} episodes in {summary['updates']} "
+        f"updates, {summary['seconds']:.1f} s"
+    )
+    table = Table(box=None, padding=(0, 2), show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    rows = {
+        "mean return under the belief": summary["mean_return"],
+        "return of the mean policy": summary["mean_policy_return"],
+        "best episode": summary["best_return"],
+        "optimum": summary["optimum"],
+    }
+    for name, value in rows.items():
+        table.add_row(name, "not known" if value is None else _number(value))
+    table.add_row("failed episodes", str(summary["n_failed"]))
+    console.print(table)
+    if plot is not None and plot.exists():
+        console.print(f"Learning curve: {escape(str(plot))}")
+    if save is not None and save.exists():
+        console.print(f"Optimizer: {escape(str(save))}")
+    if note is not None:
+        console.print(f"[yellow]Note:[/yellow] {note}")
+
+
+def _assignments(option: str, words: list[str] | None) -> dict[str, Any]:
+    """Names and values of a repeated NAME=VALUE option."""
+    pairs: dict[str, Any] = {}
+    for word in words or []:
+        name, sign, value = word.partition("=")
+        name = name.strip().replace("-", "_")
+        if not (sign and name):
+            raise ValueError(
+                f"{option} must have the form NAME=VALUE, such as epsilon=2.0, but {word!r} came."
+            )
+        if name in pairs:
+            raise ValueError(f"{option} {name} was given twice.")
+        pairs[name] = _value(value.strip())
+    return pairs
+
+
+def _value(word: str) -> Any:
+    """A word as a whole number, a number, True, False, None or else itself."""
+    words = {"true": True, "false": False, "none": None}
+    if word.lower() in words:
+        return words[word.lower()]
+    for kind in (int, float):
+        try:
+            return kind(word)
+        except ValueError:
+            continue
+    return word
+
+
+def _word(value: Any) -> str:
+    """The inverse of :func:`_value`."""
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def _number(value: float) -> str:
+    """Five digits, enough to tell two runs apart."""
+    return f"{value:.5g}"
+
+
+def _check_files(plot: Path | None, save: Path | None) -> None:
+    """Raise a ValueError if a file could not be written at the end."""
+    if plot is not None:
+        check_format(plot)
+    if plot is not None and save is not None and plot.absolute() == save.absolute():
+        raise ValueError(f"--plot and --save must be two files, but both are {plot}.")
+    for option, path in {"--plot": plot, "--save": save}.items():
+        if path is None:
+            continue
+        if path.is_dir():
+            raise ValueError(f"{option} must be a file, but {path} is a directory.")
+        try:
+            with tempfile.TemporaryFile(dir=path.parent):
+                pass
+        except OSError as error:
+            raise ValueError(f"{option} {path} cannot be written: {error.strerror}.") from None
+        if path.exists() and not os.access(path, os.W_OK):
+            raise ValueError(f"{option} {path} cannot be written: it is read-only.")
+
+
+def _attempt(what: str, action: Callable[[], object]) -> list[str]:
+    """Do it; a list of what went wrong with the file."""
+    try:
+        action()
+    except OSError as error:
+        return [f"could not {what}: {error}."]
+    return []
+
+
+def _strict_json(value: Any) -> str:
+    """JSON in one line, null where a number is not finite."""
+
+    def strict(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: strict(part) for name, part in value.items()}
+        if isinstance(value, list | tuple):
+            return [strict(part) for part in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(strict(value), allow_nan=False, ensure_ascii=False)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    """Leave with a plain sentence on stderr."""
+    typer.echo(f"klimb: {message}", err=True)
+    raise typer.Exit(code)
