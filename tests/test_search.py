@@ -168,6 +168,25 @@ def test_pro_moves_each_deviation_by_its_relevance_and_samples_by_it():
     np.testing.assert_allclose(drawn, rho * optimizer.std**2, rtol=0.05, atol=1e-6)
 
 
+def test_pro_can_be_reduced_to_the_selected_parameters():
+    optimizer = learn(klimb.pro(2.0, reduce=True, n_effective=2), updates=0)
+    theta = optimizer.ask(30)
+    info = optimizer.tell(theta, quadratic(theta))
+    others = np.setdiff1d(np.arange(6), info.selected)
+    assert info.selected.size == 2
+    np.testing.assert_array_equal(optimizer.mean[others], 0)
+    np.testing.assert_array_equal(optimizer.std[others], 0.5)
+    assert (optimizer.std[info.selected] != 0.5).all()
+
+
+def test_the_divergence_reported_with_adam_is_that_of_the_step_taken():
+    optimizer = learn(klimb.nes(0.2), updates=1)
+    old = optimizer.belief
+    theta = optimizer.ask(20)
+    info = optimizer.tell(theta, quadratic(theta))
+    assert info.kl == pytest.approx(old.kl(optimizer.belief), rel=1e-12)
+
+
 def test_pro_with_a_full_covariance_keeps_the_fitted_correlations():
     optimizers = [learn(klimb.pro(2.0), updates=0), learn(klimb.rwr(2.0), updates=0)]
     theta = optimizers[0].ask(30)

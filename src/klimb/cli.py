@@ -30,6 +30,7 @@ from rich.table import Table
 from rich.text import Text
 
 from klimb import __version__
+from klimb._blas import single_threaded
 from klimb._validation import FloatArray, lookup
 from klimb.algorithms import ALGORITHMS, make_algorithm
 from klimb.optimizer import Optimizer, Result, maximize
@@ -374,8 +375,13 @@ def _judge(task: Task, result: Result) -> dict[str, float | int | None]:
     """The return of what was learned, apart from the episodes it was learned from."""
     belief, rng = result.optimizer.belief, np.random.default_rng(EVALUATION_SEED)
     n = belief.n_parameters
+
+    def draw(count: int) -> FloatArray:
+        with single_threaded():
+            return belief.sample(rng, count)
+
     return {
-        "mean_return": _average_return(task, lambda count: belief.sample(rng, count)),
+        "mean_return": _average_return(task, draw),
         "mean_policy_return": _average_return(task, lambda count: np.broadcast_to(belief.mean, (count, n))),
         "best_return": result.best_return,
         "optimum": task.optimum,

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from klimb._blas import single_threaded
 from klimb._validation import FloatArray, lookup, numbers, samples, whole
 from klimb.effectiveness import Effectiveness
 from klimb.gaussian import Gaussian, diagonal, from_covariance
@@ -125,7 +126,8 @@ class Optimizer:
         Until the next tell, further calls continue the same stream: two asks of 10 give what one of 20 gives.
         """
         count = whole("count", count, 1)
-        theta = ask(self._algorithm, self._state, self._seed, self._asked, count)
+        with single_threaded():
+            theta = ask(self._algorithm, self._state, self._seed, self._asked, count)
         self._asked += count
         return theta
 
@@ -157,7 +159,8 @@ class Optimizer:
             )
         if n_good < returns.size:
             theta, returns = theta[good], returns[good]
-        self._state, info = tell(self._algorithm, self._state, theta, returns, self._seed)
+        with single_threaded():
+            self._state, info = tell(self._algorithm, self._state, theta, returns, self._seed)
         self._asked = 0
         return replace(info, n_used=n_good, n_failed=good.size - n_good)
 
@@ -339,15 +342,19 @@ def maximize(
     optimizer = Optimizer(algorithm, mean=mean, std=std, covariance=covariance, seed=seed)
     best_parameters, best_return = optimizer.mean, -np.inf
     curve: list[tuple[float, ...]] = []
+    # episodes of batches with fewer than two good ones wait for the next batch
+    theta, returns = np.empty((0, optimizer.n_parameters)), np.empty(0)
     spent = 0
     while episodes - spent >= 2:
-        theta = optimizer.ask(min(batch, episodes - spent))
-        returns = _evaluate(
-            f, theta, np.random.SeedSequence(optimizer.seed, spawn_key=(optimizer.iteration, 2))
-        )
-        spent += len(theta)
-        info = optimizer.tell(theta, returns)
+        asked = optimizer.ask(min(batch, episodes - spent))
+        seeds = np.random.SeedSequence(optimizer.seed, spawn_key=(optimizer.iteration, 2, spent))
+        theta = np.vstack([theta, asked])
+        returns = np.append(returns, _evaluate(f, asked, seeds))
+        spent += len(asked)
         good = np.isfinite(returns)
+        if good.sum() < 2:
+            continue
+        info = optimizer.tell(theta, returns)
         top = int(np.argmax(np.where(good, returns, -np.inf)))
         if returns[top] > best_return:
             best_parameters, best_return = theta[top].copy(), float(returns[top])
@@ -357,6 +364,11 @@ def maximize(
             progress = Progress(optimizer, info, theta, returns, spent, best_return)
             if callback(progress) is True:
                 break
+        theta, returns = theta[:0], returns[:0]
+    if not curve:
+        raise RuntimeError(
+            f"{int(np.isfinite(returns).sum())} of {spent} episodes were good: nothing to learn from."
+        )
     return Result(optimizer.mean, best_parameters, best_return, np.array(curve, dtype=CURVE), optimizer)
 
 

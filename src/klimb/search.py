@@ -10,14 +10,14 @@ in the local coordinates of the belief, where its covariance is diagonal:
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from klimb._validation import FloatArray, IntArray, one_of, share, whole
+from klimb._validation import FloatArray, IntArray, numbers, one_of, share, whole
 from klimb.effectiveness import Effectiveness, resolve
 from klimb.gaussian import Gaussian, from_whitened, unmixed
 from klimb.updates import ModelBased, Update, UpdateInfo
@@ -149,8 +149,8 @@ class State:
     memory: tuple[FloatArray, ...] = ()
 
 
-def streams(seed: int, iteration: int, first: int) -> Iterator[np.random.Generator]:
-    """Independent generators for the samples `first`, `first` + 1, ... of an iteration.
+def streams(seed: int, iteration: int, indices: Iterable[int]) -> Iterator[np.random.Generator]:
+    """A generator for each of the given samples of an iteration.
 
     Each depends on (seed, iteration, index) alone: however the samples of an iteration are asked for, one by
     one or all at once, they are the same. The generator is reused: draw from it before the next one is taken.
@@ -158,7 +158,7 @@ def streams(seed: int, iteration: int, first: int) -> Iterator[np.random.Generat
     bits = np.random.PCG64DXSM(np.random.SeedSequence(seed, spawn_key=(iteration, 0)))
     generator = np.random.Generator(bits)
     start = bits.state
-    for index in itertools.count(first):
+    for index in indices:
         bits.state = start
         bits.advance(index * GOLDEN_JUMP % 2**128)
         yield generator
@@ -170,18 +170,14 @@ def ask(search: Search, state: State, seed: int, first: int, count: int) -> Floa
     variances = belief.variances if state.exploration is None else belief.variances * state.exploration
     std = np.sqrt(variances)
     local = np.empty((count, belief.n_parameters))
-    if not search.mirrored:
-        for row, rng in zip(local, streams(seed, state.iteration, first), strict=False):
-            rng.standard_normal(out=row)  # ~ N(0, I)
-            row *= std
+    if search.mirrored:  # sample 2k + 1 is the mirror image of sample 2k
+        sources = [index // 2 for index in range(first, first + count)]
+        signs = [-1 if index % 2 else 1 for index in range(first, first + count)]
     else:
-        pairs = streams(seed, state.iteration, first // 2)
-        for index, row in enumerate(local, start=first):
-            if index % 2 == 0 or index == first:
-                next(pairs).standard_normal(out=row)
-                row *= std if index % 2 == 0 else -std
-            else:
-                np.negative(local[index - first - 1], out=row)
+        sources, signs = list(range(first, first + count)), [1] * count
+    for row, rng, sign in zip(local, streams(seed, state.iteration, sources), signs, strict=True):
+        rng.standard_normal(out=row)  # ~ N(0, I)
+        row *= std if sign > 0 else -std
     return belief.from_local(local, overwrite=True)
 
 
@@ -191,50 +187,87 @@ def tell(
     """Update the belief from episodes (N, n) and their finite returns (N,); a pure function."""
     if (returns == returns[0]).all():
         return replace(state, iteration=state.iteration + 1), UpdateInfo(informative=False)
-    belief = state.belief
+    belief, memory = state.belief, state.memory
+    rng_seed = np.random.SeedSequence(seed, spawn_key=(state.iteration, 1))
     local = belief.to_local(theta)
-    relevance, selected = measure(search, state, local, returns, seed)
-    block = selected if search.reduce else None
-    prior = unmixed(np.zeros(local.shape[1]), belief.variances)
-    if block is not None:
-        prior, local = unmixed(np.zeros(block.size), belief.variances[block]), local[:, block]
+    choice = choose(search, local, returns, rng_seed)
+
+    block = choice.selected if choice is not None and search.reduce else None
+    variances = belief.variances if block is None else belief.variances[block]
+    prior = unmixed(np.zeros(variances.size), variances)
+    local = local if block is None else local[:, block]
     check_distance(local, prior)
     posterior, info = search.update(prior, local, returns, search.full)
-    if search.soft and relevance is not None:
-        posterior = soften(prior, posterior, relative(relevance))
-    kl = posterior.kl(prior) if isinstance(search.update, ModelBased) else prior.kl(posterior)
-    info = replace(
-        info,
-        kl=kl,
-        entropy_drop=prior.entropy - posterior.entropy,
-        effectiveness=relevance,
-        selected=selected,
-    )
-    new, memory = belief.with_block(block, posterior), state.memory
+    if choice is not None and search.soft:
+        posterior = soften(prior, posterior, choice.share if block is None else choice.share[block])
+    new = belief.with_block(block, posterior)
     if search.step is not None:
         step, memory = search.step(new.mean - belief.mean, memory, state.iteration)
         new = replace(new, mean=belief.mean + step)
-    exploration = explore(search, state, new, theta, returns, relevance, selected, seed)
+        prior, posterior = belief, new
+
+    info = replace(
+        info,
+        kl=posterior.kl(prior) if isinstance(search.update, ModelBased) else prior.kl(posterior),
+        entropy_drop=prior.entropy - posterior.entropy,
+        effectiveness=None if choice is None else choice.effectiveness,
+        selected=None if choice is None else choice.selected,
+    )
+    exploration = None
+    if choice is not None and (search.damping < 1 or search.soft):
+        if search.full and not search.reduce:
+            # the update turned all axes, so ask the same batch which of the new ones matter
+            choice = choose(search, new.to_local(theta), returns, rng_seed) or choice
+        exploration = choice.share.copy() if search.soft else np.ones(new.n_parameters)
+        exploration[choice.others] *= search.damping
     return State(new, state.iteration + 1, exploration, memory), info
 
 
-def measure(
-    search: Search, state: State, local: FloatArray, returns: FloatArray, seed: int
-) -> tuple[FloatArray | None, IntArray | None]:
-    """Effectiveness of every local coordinate, (n,), and the coordinates chosen by it, (m,)."""
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """Which local coordinates matter.
+
+    Attributes
+    ----------
+    effectiveness : (n,)
+    selected : (m,)
+        The coordinates that count as effective, ascending.
+    """
+
+    effectiveness: FloatArray
+    selected: IntArray
+
+    @property
+    def others(self) -> NDArray[np.bool_]:
+        """True for the coordinates not selected, (n,)."""
+        others = np.ones(self.effectiveness.size, dtype=np.bool_)
+        others[self.selected] = False
+        return others
+
+    @property
+    def share(self) -> FloatArray:
+        """Rho: effectiveness as a share of the largest, (n,) in [0, 1]; all 1 where nothing is effective."""
+        top = self.effectiveness.max()
+        if top <= 0:
+            return np.ones_like(self.effectiveness)
+        return np.maximum(self.effectiveness, 0.0) / top  # type: ignore[no-any-return]
+
+
+def choose(
+    search: Search, local: FloatArray, returns: FloatArray, seed: np.random.SeedSequence
+) -> Choice | None:
+    """Measure every local coordinate and take the n_effective best; None if the search does not ask."""
     if search.effectiveness is None:
-        return None, None
+        return None
     n = local.shape[1]
-    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(state.iteration, 1)))
-    relevance = np.asarray(resolve(search.effectiveness)(local, returns, rng), dtype=np.float64)
-    if relevance.shape != (n,) or np.isnan(relevance).any():
+    measure = resolve(search.effectiveness)
+    effectiveness = numbers("effectiveness", measure(local, returns, np.random.default_rng(seed)))
+    if effectiveness.shape != (n,) or np.isnan(effectiveness).any():
         raise ValueError(
             f"effectiveness must return one number per parameter, shape ({n},), and no NaN; "
-            f"the shape is {relevance.shape} with {int(np.isnan(relevance).sum())} NaN."
+            f"the shape is {effectiveness.shape} with {int(np.isnan(effectiveness).sum())} NaN."
         )
-    if search.soft:
-        return relevance, None
-    return relevance, largest(relevance, search.n_effective or max(1, n // 2))
+    return Choice(effectiveness, largest(effectiveness, search.n_effective or max(1, n // 2)))
 
 
 def largest(values: FloatArray, count: int) -> IntArray:
@@ -244,12 +277,6 @@ def largest(values: FloatArray, count: int) -> IntArray:
     missing = count - int(chosen.sum())
     chosen[np.flatnonzero(values == threshold)[:missing]] = True
     return np.flatnonzero(chosen)
-
-
-def relative(relevance: FloatArray) -> FloatArray:
-    """Rho: effectiveness as a share of the largest, (n,) in [0, 1]; all 1 where nothing is effective."""
-    top = relevance.max()
-    return np.maximum(relevance, 0.0) / top if top > 0 else np.ones_like(relevance)
 
 
 def soften(prior: Gaussian, posterior: Gaussian, rho: FloatArray) -> Gaussian:
@@ -262,29 +289,6 @@ def soften(prior: Gaussian, posterior: Gaussian, rho: FloatArray) -> Gaussian:
     rows = np.sqrt(posterior.variances)[:, None] * posterior.rotation.T * scale
     log_det = float(np.log(posterior.variances).sum() + 2 * np.log(scale).sum())
     return from_whitened(posterior.mean, old, rows, log_det)
-
-
-def explore(
-    search: Search,
-    state: State,
-    new: Gaussian,
-    theta: FloatArray,
-    returns: FloatArray,
-    relevance: FloatArray | None,
-    selected: IntArray | None,
-    seed: int,
-) -> FloatArray | None:
-    """Factors of the new belief's variances for the next samples, (n,)."""
-    if search.damping == 1 and not search.soft:
-        return None
-    if search.full and not search.reduce:
-        # the update turned all axes, so ask the same batch which of the new ones matter
-        relevance, selected = measure(search, state, new.to_local(theta), returns, seed)
-    if search.soft and relevance is not None:
-        return relative(relevance)
-    exploration = np.full(new.n_parameters, search.damping)
-    exploration[selected] = 1.0
-    return exploration
 
 
 def check_distance(local: FloatArray, prior: Gaussian) -> None:
