@@ -136,8 +136,8 @@ BAD_TELLS = {
     "huge parameter": (np.where(np.eye(6, 4) > 0, 1e200, GOOD), np.arange(6.0), "below"),
     "far parameter": (GOOD * 1e60, np.arange(6.0), "standard deviations"),
     "+infinity": (GOOD, [0, 1, np.inf, 3, 4, 5], r"returns\[2\] is \+infinity"),
-    "one good episode": (GOOD, [0, *[np.nan] * 5], "at least two good episodes"),
-    "no episode": (np.empty((0, 4)), [], "at least two good episodes"),
+    "one good episode": (GOOD, [0, *[np.nan] * 5], "at least 2 good episodes"),
+    "no episode": (np.empty((0, 4)), [], "at least 2 good episodes"),
     "words": (GOOD, ["a"] * 6, "numbers"),
     "words for parameters": ([["a"] * 4] * 6, np.arange(6.0), "numbers"),
     "ragged": ([[1.0, 2.0], [1.0]], [1.0, 2.0], "numbers"),
@@ -164,6 +164,8 @@ def test_a_bad_tell_says_why_and_changes_nothing(name, case):
         (lambda: klimb.creps(epsilon=float("nan")), "epsilon"),
         (lambda: klimb.creps(epsilon=float("inf")), "epsilon must be finite"),
         (lambda: klimb.creps(kappa=-1), "kappa"),
+        (lambda: klimb.creps(epsilon=True), "epsilon"),
+        (lambda: klimb.creps(reduce="maybe"), "reduce must be True or False"),
         (lambda: klimb.more(epsilon="much"), "epsilon"),
         (lambda: klimb.rwr(beta=0), "beta"),
         (lambda: klimb.cem(n_elite=1), "n_elite"),
@@ -334,7 +336,7 @@ def test_maximize_finds_the_maximum_and_reports_the_way():
     )
     np.testing.assert_allclose(result.mean, 0.3, atol=0.01)
     assert result.best_return == pytest.approx(-np.square(result.best_parameters - 0.3).sum())
-    assert result.curve["episodes"].tolist() == seen == [*range(20, 1001, 20), 1005]
+    assert result.curve["episodes"].tolist() == seen == [*range(20, 1001, 20)]
     assert (np.diff(result.curve["best_return"]) >= 0).all()
     assert result.curve["mean_return"][-1] > result.curve["mean_return"][0]
     assert result.optimizer.iteration == len(seen)
@@ -364,7 +366,8 @@ def test_maximize_carries_over_batches_with_too_few_good_episodes():
     result = klimb.maximize(f, klimb.reps(1.0), mean=np.zeros(3), std=0.5, episodes=60, batch=10, seed=0)
     assert result.curve["episodes"].tolist() == [30, 40, 50, 60]
     assert result.curve["n_failed"].tolist() == [19, 0, 0, 0]
-    with pytest.raises(RuntimeError, match="0 of 40 episodes were good"):
+    assert (result.episodes, result.n_failed) == (60, 19)
+    with pytest.raises(RuntimeError, match="only 0 of 40 episodes were good"):
         klimb.maximize(lambda x: np.nan, klimb.reps(), mean=np.zeros(3), std=0.5, episodes=40, batch=10)
 
 
@@ -376,6 +379,14 @@ def test_maximize_takes_a_task_and_repeats_with_its_seed():
     ]
     np.testing.assert_array_equal(runs[0].curve, runs[1].curve)
     assert runs[0].curve["mean_return"][-1] != runs[2].curve["mean_return"][-1]
+
+
+def test_cem_says_how_many_episodes_it_needs_before_any_is_spent():
+    with pytest.raises(ValueError, match="batch must be a whole number of at least 25"):
+        klimb.maximize(sphere, klimb.cem(25), mean=np.zeros(3), std=1.0, episodes=500, batch=20)
+    optimizer = klimb.Optimizer(klimb.cem(25), mean=np.zeros(3), std=1.0)
+    with pytest.raises(ValueError, match="cem needs at least 25 good episodes, but 10 of 10 are"):
+        optimizer.tell(optimizer.ask(10), np.arange(10.0))
 
 
 @pytest.mark.parametrize("budget", [{"episodes": 1}, {"episodes": 100, "batch": 1}, {"episodes": 10.5}])

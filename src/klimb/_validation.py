@@ -34,9 +34,14 @@ def lookup(kind: str, name: str, table: Mapping[str, Value]) -> Value:
     return table[name]
 
 
+def is_number(value: object) -> bool:
+    """Whether `value` is a real number; a truth value is none."""
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+
+
 def positive(name: str, value: float, *, infinite: bool = False) -> float:
     """Return `value` as a float if it is a number above zero; infinity only if `infinite`."""
-    if not (isinstance(value, (int, float, np.integer, np.floating)) and value > 0):
+    if not (is_number(value) and value > 0):
         raise ValueError(f"{name} must be a number above 0, but {value!r} came.")
     if math.isinf(value) and not infinite:
         raise ValueError(f"{name} must be finite, but {value!r} came.")
@@ -45,15 +50,14 @@ def positive(name: str, value: float, *, infinite: bool = False) -> float:
 
 def share(name: str, value: float) -> float:
     """Return `value` as a float if it lies in (0, 1]."""
-    if not (isinstance(value, (int, float, np.integer, np.floating)) and 0 < value <= 1):
+    if not (is_number(value) and 0 < value <= 1):
         raise ValueError(f"{name} must lie in (0, 1], but {value!r} came; 1.0 turns it off.")
     return float(value)
 
 
 def whole(name: str, value: int, low: int, high: float = math.inf) -> int:
     """Return `value` as an int if it is a whole number in low..high."""
-    number = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not (number and low <= value <= high):
+    if not (is_number(value) and isinstance(value, (int, np.integer)) and low <= value <= high):
         limits = f"of at least {low}" if high == math.inf else f"from {low} to {high}"
         raise ValueError(f"{name} must be a whole number {limits}, but {value!r} came.")
     return int(value)

@@ -64,7 +64,7 @@ def rwr(beta: float = 0.2, **settings: Unpack[Settings]) -> Search:
 
 
 def pro(beta: float = 0.2, **settings: Unpack[Settings]) -> Search:
-    """Pearson-correlation relevance optimisation: RWR that moves and explores what matters (Ewerton 2019)."""
+    """Pearson-correlation-based relevance weighted policy optimisation: RWR that explores what matters."""
     return _search("pro", RewardWeighted(beta), {"effectiveness": "pearson", **settings}, soft=True)
 
 

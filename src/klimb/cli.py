@@ -31,7 +31,7 @@ from rich.text import Text
 
 from klimb import __version__
 from klimb._blas import single_threaded
-from klimb._validation import FloatArray, lookup
+from klimb._validation import FloatArray, lookup, whole
 from klimb.algorithms import ALGORITHMS, make_algorithm
 from klimb.optimizer import Optimizer, Result, maximize
 from klimb.optimizer import Progress as Update
@@ -149,7 +149,9 @@ def run(
         entry = ALGORITHMS[algorithm]
         batch = entry.batch if batch is None else batch
         std = problem.initial_std if std is None else std
-        # made for its checks of the settings against the task, before any episode is spent
+        # checked against the task and the budget before any episode is spent
+        for name, value in (("--batch", batch), ("--episodes", episodes)):
+            whole(name, value, search.fewest)
         Optimizer(search, mean=np.zeros(problem.n_parameters), std=std, seed=seed)
         _check_files(plot, save)
     except (ValueError, ImportError) as error:
@@ -191,7 +193,7 @@ def run(
         "batch": batch,
         "std": std,
         "seed": seed,
-        "episodes": int(result.curve["episodes"][-1]),
+        "episodes": result.episodes,
         "updates": result.optimizer.iteration,
         "interrupted": record.stop,
         **_judge(problem, result),
@@ -329,8 +331,9 @@ def _progress_bar(record: Record, shown: bool) -> Iterator[None]:
         place = bar.add_task("", total=record.episodes)
 
         def show(update: Update) -> None:
-            mean = update.returns[np.isfinite(update.returns)].mean()
-            text = f"mean return {_number(mean)}  best {_number(update.best_return)}"
+            good = update.returns[np.isfinite(update.returns)]
+            mean = _number(good.mean()) if good.size else "none"
+            text = f"mean return {mean}  best {_number(update.best_return)}"
             bar.update(place, completed=update.episodes, description=text)
 
         record.show = show
@@ -366,7 +369,7 @@ def _rescue(error: BaseException, record: Record, save: Path | None) -> NoReturn
         optimizer = record.last.optimizer
         troubles = _attempt("save the optimizer", lambda: optimizer.save(save))
         typer.echo(troubles[0] if troubles else f"What was learned by then is in {save}.", err=True)
-    if not (interrupted or isinstance(error, (ValueError, MemoryError))):
+    if not (interrupted or isinstance(error, (ValueError, RuntimeError, MemoryError))):
         raise error  # a defect: its traceback is wanted
     raise typer.Exit(130 if interrupted else 1)
 
@@ -385,7 +388,7 @@ def _judge(task: Task, result: Result) -> dict[str, float | int | None]:
         "mean_policy_return": _average_return(task, lambda count: np.broadcast_to(belief.mean, (count, n))),
         "best_return": result.best_return,
         "optimum": task.optimum,
-        "n_failed": int(result.curve["n_failed"].sum()),
+        "n_failed": result.n_failed,
     }
 
 

@@ -135,7 +135,8 @@ class Optimizer:
         """Learn from episodes: their parameters (N, n), in any order, and their returns (N,).
 
         The parameters need not have been asked for. A return of NaN or -infinity is a failed episode and left
-        out; at least two good ones are needed. On a ValueError the optimizer is as it was before.
+        out; at least two good ones are needed (for CEM, as many as its elites). On a ValueError the optimizer
+        is as it was before.
         """
         theta = samples("theta", theta, self.n_parameters)
         returns = numbers("returns", returns)
@@ -152,10 +153,11 @@ class Optimizer:
             )
         good = np.isfinite(returns)
         n_good = int(good.sum())
-        if n_good < 2:
+        fewest = self._algorithm.fewest
+        if n_good < fewest:
             raise ValueError(
-                f"an update needs at least two good episodes, but {n_good} of {returns.size} are; "
-                "tell these again together with more."
+                f"an update by {self._algorithm.name} needs at least {fewest} good episodes, but {n_good} of "
+                f"{returns.size} are; tell these again together with more."
             )
         if n_good < returns.size:
             theta, returns = theta[good], returns[good]
@@ -263,7 +265,11 @@ def _restore(plain: dict[str, Any], effectiveness: Effectiveness | None) -> Sear
 
 @dataclass(frozen=True, eq=False)
 class Progress:
-    """What a callback of :func:`maximize` sees after every update."""
+    """What a callback of :func:`maximize` sees after every batch.
+
+    A batch with too few good episodes is no update yet: ``info.n_used`` is 0, and its episodes are there
+    again with the next batch.
+    """
 
     optimizer: Optimizer
     info: UpdateInfo
@@ -286,6 +292,8 @@ class Result:
     curve
         One record per update, ready for ``pandas.DataFrame(result.curve)``: episodes, mean_return,
         best_return, kl, entropy, n_failed.
+    episodes, n_failed
+        How many episodes were spent, and how many of them failed.
     optimizer
         To go on from here.
     """
@@ -294,6 +302,8 @@ class Result:
     best_parameters: FloatArray
     best_return: float
     curve: NDArray[np.void]
+    episodes: int
+    n_failed: int
     optimizer: Optimizer
 
 
@@ -332,44 +342,45 @@ def maximize(
     algorithm, mean, std, covariance, seed
         As for :class:`Optimizer`.
     episodes
-        How many to spend at most.
+        How many to spend at most; a rest too small for a batch is not spent.
     batch
         How many per update.
     callback
         Called with a :class:`Progress` after every update; returning True ends the search.
     """
-    episodes, batch = whole("episodes", episodes, 2), whole("batch", batch, 2)
+    batch = min(whole("batch", batch, algorithm.fewest), whole("episodes", episodes, algorithm.fewest))
     optimizer = Optimizer(algorithm, mean=mean, std=std, covariance=covariance, seed=seed)
     best_parameters, best_return = optimizer.mean, -np.inf
     curve: list[tuple[float, ...]] = []
-    # episodes of batches with fewer than two good ones wait for the next batch
+    spent = n_failed = 0
+    # episodes of batches with too few good ones wait for the next batch
     theta, returns = np.empty((0, optimizer.n_parameters)), np.empty(0)
-    spent = 0
-    while episodes - spent >= 2:
-        asked = optimizer.ask(min(batch, episodes - spent))
+    while spent + batch <= episodes:
+        asked = optimizer.ask(batch)
         seeds = np.random.SeedSequence(optimizer.seed, spawn_key=(optimizer.iteration, 2, spent))
         theta = np.vstack([theta, asked])
         returns = np.append(returns, _evaluate(f, asked, seeds))
-        spent += len(asked)
+        spent += batch
         good = np.isfinite(returns)
-        if good.sum() < 2:
-            continue
-        info = optimizer.tell(theta, returns)
-        top = int(np.argmax(np.where(good, returns, -np.inf)))
-        if returns[top] > best_return:
+        n_failed += batch - int(good[-batch:].sum())
+        info = UpdateInfo(n_failed=good.size - int(good.sum()), informative=False)
+        if good.any() and returns[good].max() > best_return:
+            top = int(np.argmax(np.where(good, returns, -np.inf)))
             best_parameters, best_return = theta[top].copy(), float(returns[top])
-        mean_return = float(returns[good].mean())
-        curve.append((spent, mean_return, best_return, info.kl, optimizer.entropy, info.n_failed))
+        if good.sum() >= algorithm.fewest:
+            info = optimizer.tell(theta, returns)
+            mean_return = float(returns[good].mean())
+            curve.append((spent, mean_return, best_return, info.kl, optimizer.entropy, info.n_failed))
         if callback is not None:
             progress = Progress(optimizer, info, theta, returns, spent, best_return)
             if callback(progress) is True:
                 break
-        theta, returns = theta[:0], returns[:0]
+        if info.n_used:
+            theta, returns = theta[:0], returns[:0]
     if not curve:
-        raise RuntimeError(
-            f"{int(np.isfinite(returns).sum())} of {spent} episodes were good: nothing to learn from."
-        )
-    return Result(optimizer.mean, best_parameters, best_return, np.array(curve, dtype=CURVE), optimizer)
+        raise RuntimeError(f"only {spent - n_failed} of {spent} episodes were good: nothing to learn from.")
+    made = np.array(curve, dtype=CURVE)
+    return Result(optimizer.mean, best_parameters, best_return, made, spent, n_failed, optimizer)
 
 
 def _evaluate(

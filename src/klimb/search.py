@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from klimb._validation import FloatArray, IntArray, numbers, one_of, share, whole
 from klimb.effectiveness import Effectiveness, resolve
 from klimb.gaussian import Gaussian, from_whitened, unmixed
-from klimb.updates import ModelBased, Update, UpdateInfo
+from klimb.updates import CrossEntropy, ModelBased, Update, UpdateInfo
 
 # A full covariance beyond this number of parameters would take more than 12 GB.
 LARGEST_FULL = 40_000
@@ -97,6 +97,8 @@ class Search:
     def __post_init__(self) -> None:
         one_of("covariance", self.covariance, ("full", "diagonal"))
         share("damping", self.damping)
+        if not isinstance(self.reduce, bool):
+            raise ValueError(f"reduce must be True or False, but {self.reduce!r} came.")
         if self.n_effective is not None:
             whole("n_effective", self.n_effective, 1)
         if self.effectiveness is not None:
@@ -106,6 +108,11 @@ class Search:
                 "n_effective, reduce and damping need to know which parameters matter: "
                 'pass effectiveness="pearson" or another measure as well.'
             )
+
+    @property
+    def fewest(self) -> int:
+        """The smallest number of good episodes that an update can use."""
+        return self.update.n_elite if isinstance(self.update, CrossEntropy) else 2
 
     @property
     def full(self) -> bool:

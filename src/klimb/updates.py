@@ -164,11 +164,6 @@ class CrossEntropy:
 
     def __call__(self, prior: Gaussian, samples: FloatArray, returns: FloatArray, full: bool) -> Result:
         """See :class:`Update`."""
-        if self.n_elite > returns.size:
-            raise ValueError(
-                f"cem keeps the n_elite = {self.n_elite} best episodes, but only {returns.size} good ones "
-                "came; tell more episodes at once or lower n_elite."
-            )
         d = elite_weights(returns, self.n_elite)
         posterior = weighted_fit(np.sqrt(prior.variances), samples, d, full)
         return posterior, UpdateInfo(effective_sample_size=effective_size(d))

@@ -9,7 +9,6 @@ import math
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.stats import rankdata
 
 from klimb._validation import FloatArray
 
@@ -85,8 +84,7 @@ def rank_utilities(returns: FloatArray) -> FloatArray:
     N = returns.size
     by_rank = np.maximum(0.0, math.log(N / 2 + 1) - np.log(np.arange(1, N + 1)))
     by_rank = by_rank / by_rank.sum() - 1 / N
-    first = rankdata(-returns, method="min").astype(np.int64) - 1
-    last = rankdata(-returns, method="max").astype(np.int64)
-    total = np.concatenate([[0.0], np.cumsum(by_rank)])
-    utilities: FloatArray = (total[last] - total[first]) / (last - first)
+    _, group, size = np.unique(-returns, return_inverse=True, return_counts=True)
+    mean = np.add.reduceat(by_rank, np.cumsum(size) - size) / size
+    utilities: FloatArray = mean[group]
     return utilities
