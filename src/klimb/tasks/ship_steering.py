@@ -33,6 +33,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from klimb._validation import FloatArray, numbers, one_of, samples, share, vector, whole
 from klimb.policies.tiles import Tiles
+from klimb.tasks.film import Film
 from klimb.tasks.task import episode_seeds
 
 BoolArray = NDArray[np.bool_]
@@ -262,6 +263,15 @@ class ShipSteering:
         path = np.empty((self.horizon + 1, 4))
         steps, _ = _compiled().sail(SHIP, weights, *self._grids, start, self.horizon, path)
         return path[: steps + 1].copy()
+
+    def film(
+        self, theta: ArrayLike, seed: int | ArrayLike = 0, *, width: int = 480, height: int = 480
+    ) -> Film:
+        """Film the ship's way with one parameter vector (n_parameters,); the picture is square."""
+        from klimb.tasks import _ship_drawing
+
+        gate = (SHIP.gate_x0, SHIP.gate_y0, SHIP.gate_x1, SHIP.gate_y1)
+        return _ship_drawing.film(self.trajectory(theta, seed), SHIP.field, gate, min(width, height))
 
     @cached_property
     def _grids(self) -> tuple[FloatArray, FloatArray, NDArray[np.int64]]:
