@@ -22,6 +22,9 @@ ORDER = [
 # These stand beside that order and import only what is named here.
 BESIDE = {
     "tasks": {"_validation", "tasks", "policies"},
+    "evaluation": {"_validation", "tasks"},
+    "check": {"_validation", "tasks"},
+    "paper": {"algorithms"},
     "policies": {"_validation", "tasks", "policies"},
     "report": {"_validation", "report"},
 }

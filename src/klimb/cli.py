@@ -1,4 +1,4 @@
-"""The command line: ``klimb run`` learns a task, ``klimb list`` says what there is.
+"""The command line: run learns a task, replay films it, check tries a task, list says what there is.
 
 Exit codes: 0 done, 1 failed while running, 2 wrong usage, 130 stopped by Ctrl-C.
 """
@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -23,6 +23,7 @@ from typing import Annotated, Any, NoReturn
 
 import numpy as np
 import typer
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -33,11 +34,14 @@ from klimb import __version__
 from klimb._blas import single_threaded
 from klimb._validation import FloatArray, lookup, whole
 from klimb.algorithms import ALGORITHMS, make_algorithm
-from klimb.optimizer import Optimizer, Result, maximize
+from klimb.evaluation import Workers
+from klimb.optimizer import Evaluates, Optimizer, Result, maximize
 from klimb.optimizer import Progress as Update
+from klimb.paper import EPISODES, usual_settings
 from klimb.report.curves import check_format, plot_curve
 from klimb.search import Search
-from klimb.tasks import TASKS, Task, episode_seeds, make_task
+from klimb.tasks import FAMILIES, TASKS, Task, episode_seeds, make_task
+from klimb.tasks.film import Film, Watchable, check_film_format, choose_gl, save_film
 
 # The final belief is judged on draws and seeds of its own, the same in every run, which are no episodes.
 EVALUATIONS = 200
@@ -90,6 +94,8 @@ def _complete_kind(incomplete: str) -> list[str]:
     "klimb run lqr --plot curve.png\n\n"
     "klimb run lqr --algorithm creps --batch 100 --set epsilon=2.0 --set kappa=5\n\n"
     "klimb run lqr --option n_states=20 --option start=random --save optimizer.npz\n\n"
+    "klimb run ball-stopping --workers 2 --save arm.npz\n\n"
+    "klimb run gymnasium:Swimmer-v5 --policy linear --algorithm creps --batch 50\n\n"
     "klimb run rosenbrock --algorithm more --episodes 20000 --quiet --json"
 )
 def run(
@@ -108,10 +114,13 @@ def run(
             autocompletion=_complete_algorithm,
         ),
     ] = "dr-creps",
-    episodes: Annotated[int, typer.Option("--episodes", "-e", min=2, help="How many to spend.")] = 5000,
+    episodes: Annotated[
+        int | None,
+        typer.Option("--episodes", "-e", min=2, help="How many to spend [dim](the paper's, or 5000)[/dim]."),
+    ] = None,
     batch: Annotated[
         int | None,
-        typer.Option("--batch", "-b", min=2, help="Episodes per update [dim](the algorithm's)[/dim]."),
+        typer.Option("--batch", "-b", min=2, help="Episodes per update [dim](the paper's)[/dim]."),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", "-s", min=0, help="The same seed gives the same run.")] = 0,
     std: Annotated[
@@ -120,12 +129,22 @@ def run(
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="A setting of the algorithm; may be repeated."),
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="A setting of the algorithm; may be repeated [dim](the paper's for the task)[/dim].",
+        ),
     ] = None,
     options: Annotated[
         list[str] | None,
         typer.Option("--option", metavar="NAME=VALUE", help="An option of the task; may be repeated."),
     ] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Short for --option policy=NAME: the policy of a Gymnasium task.")
+    ] = None,
+    workers: Annotated[
+        int, typer.Option("--workers", "-w", min=1, help="Processes that run episodes; results are the same.")
+    ] = 1,
     plot: Annotated[
         Path | None, typer.Option(help="Draw the learning curve: a .png, .svg or .pdf file.")
     ] = None,
@@ -143,26 +162,36 @@ def run(
     Ctrl-C ends the run after the batch at hand; what was learned by then is reported and saved as usual.
     """
     try:
-        problem = make_task(task, **_assignments("--option", options))
-        given = _assignments("--set", settings)
+        task_options = _assignments("--option", options)
+        if policy is not None:
+            task_options["policy"] = policy
+        problem = make_task(task, **task_options)
+        entry = lookup("algorithm", algorithm, ALGORITHMS)
+        given, usual_batch = usual_settings(task, algorithm, problem.n_parameters)
+        given |= _assignments("--set", settings)
         search = make_algorithm(algorithm, **given)
-        entry = ALGORITHMS[algorithm]
-        batch = entry.batch if batch is None else batch
+        batch = usual_batch if batch is None else batch
+        episodes = EPISODES.get(task, 5000) if episodes is None else episodes
         std = problem.initial_std if std is None else std
         # checked against the task and the budget before any episode is spent
         for name, value in (("--batch", batch), ("--episodes", episodes)):
             whole(name, value, search.fewest)
         Optimizer(search, mean=np.zeros(problem.n_parameters), std=std, seed=seed)
         _check_files(plot, save)
+        counts_success = _counts_success(problem)
     except (ValueError, ImportError) as error:
         _fail(str(error), 2)
 
     record = Record(episodes)
     begin = time.perf_counter()
     try:
-        with _progress_bar(record, shown=not quiet), _gentle_interrupt(record):
+        with (
+            _workers(problem, workers) as evaluated,
+            _progress_bar(record, shown=not quiet),
+            _gentle_interrupt(record),
+        ):
             result = maximize(
-                problem,
+                record.watch(evaluated) if counts_success else evaluated,
                 search,
                 mean=np.zeros(problem.n_parameters),
                 std=std,
@@ -186,7 +215,7 @@ def run(
     summary = {
         "klimb": __version__,
         "task": task,
-        "options": _assignments("--option", options),
+        "options": task_options,
         "n_parameters": problem.n_parameters,
         "algorithm": algorithm,
         "settings": entry.settings | given,
@@ -196,7 +225,8 @@ def run(
         "episodes": result.episodes,
         "updates": result.optimizer.iteration,
         "interrupted": record.stop,
-        **_judge(problem, result),
+        **_judge(problem, result, counts_success),
+        "first_success": record.first_success,
         "effective_sample_size": statistics.median(record.sizes) if record.sizes else None,
         "seconds": seconds,
     }
@@ -250,10 +280,97 @@ def list_(
     Console().print(table)
 
 
+@app.command(
+    epilog="[bold]Examples[/bold]\n\n"
+    "klimb run ball-stopping --save arm.npz\n\n"
+    "klimb replay ball-stopping arm.npz --output arm.gif\n\n"
+    "klimb replay ship-steering ship.npz --output way.png"
+)
+def replay(
+    task: Annotated[str, typer.Argument(help="The task that was learned.", autocompletion=_complete_task)],
+    optimizer: Annotated[Path, typer.Argument(help="What [bold]klimb run --save[/bold] wrote.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="A .gif or .mp4 film, or a .png strip of stills.")
+    ],
+    seed: Annotated[int, typer.Option("--seed", "-s", min=0, help="Seed of the episode.")] = 0,
+    options: Annotated[
+        list[str] | None,
+        typer.Option("--option", metavar="NAME=VALUE", help="An option of the task; may be repeated."),
+    ] = None,
+    width: Annotated[int | None, typer.Option(min=16, max=4096, help="Of the picture, in pixels.")] = None,
+    height: Annotated[int | None, typer.Option(min=16, max=4096, help="Of the picture, in pixels.")] = None,
+) -> None:
+    """Film an episode of what was learned: the mean of the belief."""
+    choose_gl()
+    try:
+        check_film_format(output)
+        _check_files(None, output)
+        problem = make_task(task, **_assignments("--option", options))
+        if not isinstance(problem, Watchable):
+            raise ValueError(
+                f"there is nothing to see of {task}; ship-steering, air-hockey, ball-stopping and "
+                "gymnasium:ID can be replayed."
+            )
+        learned = Optimizer.load(optimizer)
+        if learned.n_parameters != problem.n_parameters:
+            raise ValueError(
+                f"{optimizer} holds {learned.n_parameters} parameters, but {task} has "
+                f"{problem.n_parameters}: pass the options that it was learned with."
+            )
+        size = {name: value for name, value in (("width", width), ("height", height)) if value is not None}
+    except (ValueError, ImportError, OSError) as error:
+        _fail(str(error), 2)
+    try:
+        film = problem.film(learned.mean, seed, **size)
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("frames"), TimeRemainingColumn())
+        console = Console(stderr=True)
+        with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+            shown = bar.track(film.frames, total=film.count)
+            save_film(Film(iter(shown), film.count, film.rate), output)
+    except (RuntimeError, OSError) as error:
+        _fail(str(error), 1)
+    typer.echo(f"{film.count} frames in {output}")
+
+
+@app.command(
+    epilog="[bold]Examples[/bold]\n\n"
+    "klimb check my_module:MyTask\n\n"
+    "klimb check my_module:make_task --option n_joints=7 --json"
+)
+def check(
+    place: Annotated[str, typer.Argument(metavar="MODULE:NAME", help="A task, or what makes one.")],
+    options: Annotated[
+        list[str] | None,
+        typer.Option("--option", metavar="NAME=VALUE", help="An option of what makes it; may be repeated."),
+    ] = None,
+    episodes: Annotated[int, typer.Option(min=2, help="Episodes per batch; about ten batches are run.")] = 8,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as one JSON array.")] = False,
+) -> None:
+    """Try whether a task of your own keeps what klimb relies on; exit code 1 if it does not."""
+    from klimb.check import check_task, load_task
+
+    try:
+        task = load_task(place, **_assignments("--option", options))
+    except (ValueError, ImportError) as error:
+        _fail(str(error), 2)
+    findings = check_task(task, episodes=episodes)
+    if as_json:
+        typer.echo(_strict_json([finding._asdict() for finding in findings]))
+    else:
+        table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+        styles = {"ok": "green", "warning": "yellow", "error": "bold red"}
+        for finding in findings:
+            style = styles[finding.status]
+            table.add_row(Text(finding.status, style), Text(finding.name, "bold"), Text(finding.detail))
+        Console().print(table)
+    raise typer.Exit(1 if any(finding.status == "error" for finding in findings) else 0)
+
+
 def _tasks() -> list[dict[str, Any]]:
     """What ``klimb list tasks`` shows; a task whose simulator is not installed is listed nevertheless."""
     entries = []
-    for name, entry in TASKS.items():
+    families = {f"{name}:ID": entry for name, entry in FAMILIES.items()}
+    for name, entry in (TASKS | families).items():
         row: dict[str, Any] = {"name": name, "description": entry.description}
         try:
             required = inspect.Parameter.empty
@@ -298,6 +415,9 @@ class Record:
         The latest update, None before the first.
     stop
         Whether the user asked to stop.
+    evaluated, first_success, success_rate
+        Episodes run, the number of the first that succeeded, and the share of the latest batch that did; None
+        where the task does not tell.
     show
         Called after every update.
     """
@@ -307,6 +427,24 @@ class Record:
     last: Update | None = None
     stop: bool = False
     show: Callable[[Update], None] = lambda update: None
+    evaluated: int = 0
+    first_success: int | None = None
+    success_rate: float | None = None
+
+    def watch(self, task: Task) -> Evaluates:
+        """The task, with an eye on the successes of its episodes."""
+        record = self
+
+        class Watched:
+            def evaluate(self, theta: FloatArray, seed: int) -> FloatArray:
+                returns, success = _with_success(task, theta, seed)
+                if record.first_success is None and success.any():
+                    record.first_success = record.evaluated + int(np.argmax(success)) + 1
+                record.success_rate = float(success.mean())
+                record.evaluated += len(theta)
+                return returns
+
+        return Watched()
 
     def follow(self, update: Update) -> bool:
         """Take in an update; the callback of maximize, so True ends the search."""
@@ -334,6 +472,8 @@ def _progress_bar(record: Record, shown: bool) -> Iterator[None]:
             good = update.returns[np.isfinite(update.returns)]
             mean = _number(good.mean()) if good.size else "none"
             text = f"mean return {mean}  best {_number(update.best_return)}"
+            if record.success_rate is not None:
+                text += f"  success {record.success_rate:.0%}"
             bar.update(place, completed=update.episodes, description=text)
 
         record.show = show
@@ -359,6 +499,30 @@ def _gentle_interrupt(record: Record) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+def _workers(task: Task, count: int) -> AbstractContextManager[Task]:
+    """The task itself, or worker processes that evaluate it."""
+    return nullcontext(task) if count == 1 else Workers(task, count)
+
+
+def _counts_success(task: Task) -> bool:
+    """Whether the task says which episodes succeeded: an episode of it tells, which counts for nothing."""
+    if "return_success" not in inspect.signature(task.evaluate).parameters:
+        return False
+    try:
+        _with_success(task, np.zeros((1, task.n_parameters)), 0)
+    except ValueError:  # some environments do not say
+        return False
+    return True
+
+
+def _with_success(
+    task: Task, theta: FloatArray, seed: int | NDArray[np.uint64]
+) -> tuple[FloatArray, NDArray[np.bool_]]:
+    evaluate: Any = task.evaluate
+    returns, success = evaluate(theta, seed, return_success=True)
+    return returns, success
+
+
 def _rescue(error: BaseException, record: Record, save: Path | None) -> NoReturn:
     """End a run that broke off: keep what was learned, say what happened."""
     done = 0 if record.last is None else record.last.episodes
@@ -374,7 +538,7 @@ def _rescue(error: BaseException, record: Record, save: Path | None) -> NoReturn
     raise typer.Exit(130 if interrupted else 1)
 
 
-def _judge(task: Task, result: Result) -> dict[str, float | int | None]:
+def _judge(task: Task, result: Result, counts_success: bool) -> dict[str, float | int | None]:
     """The return of what was learned, apart from the episodes it was learned from."""
     belief, rng = result.optimizer.belief, np.random.default_rng(EVALUATION_SEED)
     n = belief.n_parameters
@@ -383,24 +547,40 @@ def _judge(task: Task, result: Result) -> dict[str, float | int | None]:
         with single_threaded():
             return belief.sample(rng, count)
 
+    mean_return, success_rate = _average(task, draw, counts_success)
+    mean_policy_return, mean_policy_success = _average(
+        task, lambda count: np.broadcast_to(belief.mean, (count, n)), counts_success
+    )
     return {
-        "mean_return": _average_return(task, draw),
-        "mean_policy_return": _average_return(task, lambda count: np.broadcast_to(belief.mean, (count, n))),
+        "mean_return": mean_return,
+        "mean_policy_return": mean_policy_return,
+        "success_rate": success_rate,
+        "mean_policy_success_rate": mean_policy_success,
         "best_return": result.best_return,
         "optimum": task.optimum,
         "n_failed": result.n_failed,
     }
 
 
-def _average_return(task: Task, draw: Callable[[int], FloatArray]) -> float | None:
-    """Average over EVALUATIONS parameter vectors; None if all of them fail."""
+def _average(
+    task: Task, draw: Callable[[int], FloatArray], counts_success: bool
+) -> tuple[float | None, float | None]:
+    """Average return and success rate of EVALUATIONS parameter vectors; None if there is none."""
     seeds = episode_seeds(EVALUATION_SEED, EVALUATIONS)
     pieces = math.ceil(EVALUATIONS * task.n_parameters / LARGEST_PIECE)
-    returns = np.concatenate(
-        [task.evaluate(draw(piece.size), piece) for piece in np.array_split(seeds, min(pieces, EVALUATIONS))]
-    )
-    good = returns[np.isfinite(returns)]
-    return float(good.mean()) if good.size else None
+    returns: list[FloatArray] = []
+    successes: list[NDArray[np.bool_]] = []
+    for piece in np.array_split(seeds, min(pieces, EVALUATIONS)):
+        if counts_success:
+            values, success = _with_success(task, draw(piece.size), piece)
+            successes.append(success)
+        else:
+            values = task.evaluate(draw(piece.size), piece)
+        returns.append(values)
+    good = np.concatenate(returns)
+    good = good[np.isfinite(good)]
+    mean_return = float(good.mean()) if good.size else None
+    return mean_return, float(np.concatenate(successes).mean()) if successes else None
 
 
 def _weight_note(sizes: list[float], search: Search, batch: int) -> str | None:
@@ -443,6 +623,11 @@ def _print_summary(
     }
     for name, value in rows.items():
         table.add_row(name, "not known" if value is None else _number(value))
+    if summary["success_rate"] is not None:
+        first = summary["first_success"]
+        table.add_row("success rate under the belief", f"{summary['success_rate']:.1%}")
+        table.add_row("success rate of the mean policy", f"{summary['mean_policy_success_rate']:.1%}")
+        table.add_row("first success", "none" if first is None else f"episode {first}")
     table.add_row("failed episodes", str(summary["n_failed"]))
     console.print(table)
     if plot is not None and plot.exists():

@@ -2,20 +2,35 @@
 
 A task is listed with the place of its class, not the class itself, so that what it needs (a simulator, say)
 is imported when the task is made. To add one, give it an entry in :data:`TASKS`.
+
+Importing this package also tells Gymnasium of klimb's environments; see :mod:`klimb.tasks.environments`.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
 
 from klimb._validation import lookup, nearest
+from klimb.tasks.environments import register
+from klimb.tasks.own import task_from_function
 from klimb.tasks.task import Task, episode_seeds
 
-__all__ = ["TASKS", "Task", "TaskEntry", "episode_seeds", "make_task"]
+__all__ = [
+    "FAMILIES",
+    "TASKS",
+    "Task",
+    "TaskEntry",
+    "episode_seeds",
+    "make_task",
+    "task_entry",
+    "task_from_function",
+]
+
+register()
 
 
 @dataclass(frozen=True)
@@ -46,8 +61,17 @@ class TaskEntry:
 
     def options(self) -> dict[str, Any]:
         """Return names and defaults of the options that a user can give."""
+        return {
+            option.name: option.default
+            for option in inspect.signature(self.load()).parameters.values()
+            if option.name not in self.fixed and option.kind is not option.VAR_KEYWORD
+        }
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether the factory takes, and checks, options beyond those listed: a policy's settings, say."""
         parameters = inspect.signature(self.load()).parameters.values()
-        return {option.name: option.default for option in parameters if option.name not in self.fixed}
+        return any(option.kind is option.VAR_KEYWORD for option in parameters)
 
 
 def _function(name: str, description: str) -> TaskEntry:
@@ -58,12 +82,42 @@ TASKS: dict[str, TaskEntry] = {
     "lqr": TaskEntry(
         "gains of a linear controller, 3 of 100 matter (the paper's LQR)", "klimb.tasks.lqr:LQR"
     ),
+    "ship-steering": TaskEntry(
+        "weights of a tile-coded policy that takes a ship through a gate (450 parameters)",
+        "klimb.tasks.ship_steering:ShipSteering",
+    ),
+    "air-hockey": TaskEntry(
+        "a movement of a planar arm that shoots a puck into a goal (90 parameters)",
+        "klimb.tasks.air_hockey:AirHockey",
+    ),
+    "ball-stopping": TaskEntry(
+        "a movement of a seven-joint arm that stops a rolling ball (140 parameters)",
+        "klimb.tasks.ball_stopping:BallStopping",
+    ),
     "sphere": _function("sphere", "the sum of squares, its optimum moved off the start"),
     "rosenbrock": _function("rosenbrock", "a curved narrow valley"),
     "rastrigin": _function("rastrigin", "a bowl with a grid of local optima"),
     "styblinski-tang": _function("styblinski-tang", "two optima per coordinate, one a little better"),
     "himmelblau": _function("himmelblau", "four equal optima per pair of coordinates"),
 }
+
+#: Names with a free second half, such as "gymnasium:Swimmer-v5"; it fills the one option in `fixed`.
+FAMILIES: dict[str, TaskEntry] = {
+    "gymnasium": TaskEntry(
+        "any Gymnasium environment with boxes for spaces: gymnasium:Swimmer-v5",
+        "klimb.tasks.gymnasium:gymnasium_task",
+        {"environment": "ID"},
+    ),
+}
+
+
+def task_entry(name: str) -> TaskEntry:
+    """Find the entry of that name in :data:`TASKS` or :data:`FAMILIES`."""
+    family, colon, member = str(name).partition(":")
+    if colon and family in FAMILIES:
+        entry = FAMILIES[family]
+        return replace(entry, fixed=dict.fromkeys(entry.fixed, member))
+    return lookup("task", name, TASKS | {f"{family}:ID": entry for family, entry in FAMILIES.items()})
 
 
 def make_task(name: str, /, **options: Any) -> Task:
@@ -72,7 +126,7 @@ def make_task(name: str, /, **options: Any) -> Task:
     Parameters
     ----------
     name
-        A key of :data:`TASKS`.
+        A key of :data:`TASKS`, or "gymnasium:" and the id of an environment.
     **options
         The task's own options, such as ``n_states=20`` of "lqr"; the rest keep their defaults.
 
@@ -81,10 +135,10 @@ def make_task(name: str, /, **options: Any) -> Task:
     ValueError
         If there is no such task or option, or an option's value cannot be used.
     """
-    entry = lookup("task", name, TASKS)
+    entry = task_entry(name)
     known = entry.options()
     for option in options:
-        if option not in known:
+        if option not in known and (option in entry.fixed or not entry.takes_more):
             raise ValueError(f"unknown option {option!r} of task {name!r}: {nearest(option, known)}")
     task: Task = entry.load()(**options, **entry.fixed)
     return task

@@ -1,0 +1,186 @@
+"""Many open-loop episodes of one MuJoCo model at once, and one episode at a time for an environment.
+
+`roll_out` steps a batch through :class:`mujoco.batch.Batch` on any number of threads. Each episode is a row
+of MuJoCo's integration state (position, velocity, controls and the solver's warm start), so nothing leaks
+from one episode to the next, and the numbers are those of a plain loop over ``mj_step`` to the last bit:
+whatever the number of threads, the size of the batch or the order of its rows. Episodes are simulated some
+control steps at a time; the task scores each segment and says which episodes go on, so that memory stays
+bounded and an episode that is over costs nothing more.
+
+A simulation that goes wrong is reported, never repaired: MuJoCo puts a diverged simulation back to its start
+and carries on, which would turn a broken episode into a good-looking return.
+
+About sensors: ``mj_step`` computes them before it integrates. So row k of `sensors` belongs to the state
+*before* substep k, and a contact sensor says whether the contact acted during that substep; row k of `states`
+is the state after it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from importlib import resources
+
+import numpy as np
+from numpy.typing import NDArray
+
+from klimb._validation import FloatArray
+from klimb.tasks.film import GL_HELP, Film, Frame, chosen_times
+
+try:
+    import mujoco
+    from mujoco.batch import Batch
+except AttributeError as error:  # MuJoCo loads the OpenGL that MUJOCO_GL names at once, needed or not
+    raise ImportError(
+        f"mujoco does not start with MUJOCO_GL={os.environ.get('MUJOCO_GL')!r}, because that OpenGL is not "
+        "installed; unset MUJOCO_GL: learning needs no OpenGL."
+    ) from error
+
+BoolArray = NDArray[np.bool_]
+Rows = NDArray[np.intp]
+
+#: Called with the episodes (M,), the number of the segment's first control step, and what happened in it:
+#: states (M, K, nq + nv) and sensors (M, K, nsensordata) of its K physics steps.
+#: Returns (M,): does the episode go on?
+Score = Callable[[Rows, int, FloatArray, FloatArray], BoolArray]
+
+# Recorded numbers of one segment, at most: little enough to stay in a cache, enough to keep threads busy.
+_SEGMENT_BYTES = 16 * 2**20
+_STATE = int(mujoco.mjtState.mjSTATE_QPOS) | int(mujoco.mjtState.mjSTATE_QVEL)
+
+
+@functools.cache
+def load_model(file: str) -> mujoco.MjModel:
+    """Compile the model that an XML file beside the task modules describes; once, so never change it."""
+    return mujoco.MjModel.from_xml_string((resources.files("klimb.tasks") / file).read_text("utf-8"))
+
+
+def roll_out(
+    model: mujoco.MjModel,
+    initial: FloatArray,
+    controls: FloatArray,
+    score: Score,
+    *,
+    substeps: int = 1,
+    segment: int = 10,
+    threads: int = 1,
+) -> BoolArray:
+    """Simulate episodes with given controls; hand what happens to `score`, segment by segment.
+
+    Parameters
+    ----------
+    model
+        What is simulated; it is not modified.
+    initial
+        (N, nq + nv): positions and velocities at the start. Everything else starts at zero.
+    controls
+        (N, T, nu): one row per control step, held for `substeps` physics steps.
+    score
+        See :data:`Score`.
+    substeps
+        Physics steps per control step.
+    segment
+        Control steps between two calls of `score`.
+    threads
+        Threads that simulate; the result does not depend on it.
+
+    Returns
+    -------
+    numpy.ndarray
+        (N,): True where the simulation failed (MuJoCo warned, or a state is not finite). Such an episode has
+        no valid return, whatever `score` saw of it, even of its end earlier in the segment; it is not
+        simulated any further.
+    """
+    count, horizon, _ = controls.shape
+    failed = np.zeros(count, dtype=np.bool_)
+    per_episode = 8 * min(segment, horizon) * substeps * (model.nq + model.nv + model.nsensordata + model.nu)
+    chunk = max(threads, _SEGMENT_BYTES // per_episode)
+    for first in range(0, count, chunk):
+        rows = np.arange(first, min(first + chunk, count))
+        batch = Batch(model, rows.size, min(threads, rows.size))
+        batch.qpos = initial[rows, : model.nq]
+        batch.qvel = initial[rows, model.nq :]
+        for start in range(0, horizon, segment):
+            held = controls[rows, start : start + segment].repeat(substeps, axis=1)
+            record = batch.rollout(
+                held.shape[1], held, record=(_STATE, "sensordata"), ids=(rows - first).astype(np.int32)
+            )
+            states, sensors = record[_STATE], record["sensordata"]
+            # [..., 1] counts how often each kind of warning was given
+            broken = batch.warning[rows - first, :, 1].any(axis=1) | ~np.isfinite(states[:, -1]).all(axis=1)
+            failed[rows] = broken
+            rows = rows[score(rows, start, states, sensors) & ~broken]
+            if rows.size == 0:
+                break
+    return failed
+
+
+def film_of(
+    model: mujoco.MjModel, path: FloatArray, step_rate: float, camera: str, width: int, height: int
+) -> Film:
+    """Film positions (T + 1, nq) that are `step_rate` per second apart."""
+    times, rate = chosen_times(len(path) - 1, step_rate, 30.0)
+    try:
+        renderer = mujoco.Renderer(model, height, width)
+    except Exception as error:  # whatever the platform's OpenGL raises
+        raise RuntimeError(f"{GL_HELP}. What it said: {error}") from error
+
+    def frames() -> Iterator[Frame]:
+        data = mujoco.MjData(model)
+        with renderer:
+            for time in times:
+                data.qpos[:] = path[time]
+                mujoco.mj_forward(model, data)
+                renderer.update_scene(data, camera)
+                yield renderer.render().copy()
+
+    return Film(frames(), len(times), rate)
+
+
+class Simulation:
+    """One episode, step by step: what an environment holds; the same numbers as `roll_out`.
+
+    Parameters
+    ----------
+    model
+        What is simulated; it is not modified.
+    substeps
+        Physics steps per control step.
+
+    Attributes
+    ----------
+    model, data
+        MuJoCo's own, for a renderer.
+    failed
+        Has anything gone wrong since the last reset?
+    """
+
+    def __init__(self, model: mujoco.MjModel, substeps: int = 1) -> None:
+        self.model = model
+        self.data = mujoco.MjData(model)
+        self.substeps = substeps
+        self.failed = False
+
+    def reset(self, initial: FloatArray) -> None:
+        """Start from positions and velocities (nq + nv,) and forget everything else."""
+        mujoco.mj_resetData(self.model, self.data)
+        self.data.qpos[:] = initial[: self.model.nq]
+        self.data.qvel[:] = initial[self.model.nq :]
+        mujoco.mj_forward(self.model, self.data)  # a renderer needs the bodies' places, also before a step
+        self.data.qacc_warmstart[:] = 0.0  # which mj_forward has set
+        self.failed = False
+
+    def step(self, control: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Hold `control` (nu,) for one control step; states and sensors of its substeps as in `roll_out`."""
+        states = np.empty((self.substeps, self.model.nq + self.model.nv))
+        sensors = np.empty((self.substeps, self.model.nsensordata))
+        self.data.ctrl[:] = control
+        for state, sensor in zip(states, sensors, strict=True):
+            mujoco.mj_step(self.model, self.data)
+            state[: self.model.nq] = self.data.qpos
+            state[self.model.nq :] = self.data.qvel
+            sensor[:] = self.data.sensordata
+        warned = any(warning.number for warning in self.data.warning)
+        self.failed = self.failed or warned or not bool(np.isfinite(states[-1]).all())
+        return states, sensors
