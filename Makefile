@@ -41,6 +41,8 @@ format: $(VENV)/.installed-test  ## mend what can be mended by a tool
 
 bench: $(VENV)/.installed-test  ## the tables of benchmarks/
 	$(BIN)/python benchmarks/core.py
+	$(BIN)/python benchmarks/tasks.py
+	$(BIN)/python benchmarks/physics.py
 
 clean:  ## remove what the other targets made
 	rm -rf $(VENV) build dist demo.png .hypothesis .mypy_cache .pytest_cache .ruff_cache

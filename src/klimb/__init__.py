@@ -15,10 +15,12 @@ from klimb.algorithms import (
     reps_pe,
     rwr,
 )
+from klimb.check import check_task
+from klimb.evaluation import Workers
 from klimb.gaussian import Gaussian
 from klimb.optimizer import Optimizer, Progress, Result, maximize
 from klimb.search import Search
-from klimb.tasks import Task, make_task
+from klimb.tasks import Task, make_task, task_from_function
 from klimb.updates import UpdateInfo
 
 __version__ = "0.1.0"
@@ -31,7 +33,9 @@ __all__ = [
     "Search",
     "Task",
     "UpdateInfo",
+    "Workers",
     "cem",
+    "check_task",
     "creps",
     "creps_pe",
     "dr_creps",
@@ -46,4 +50,5 @@ __all__ = [
     "reps",
     "reps_pe",
     "rwr",
+    "task_from_function",
 ]

@@ -18,7 +18,7 @@ beyond the space is not clipped; it is treated as the task treats it.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -26,9 +26,6 @@ from gymnasium.spaces import Box
 from numpy.typing import ArrayLike
 
 from klimb._validation import FloatArray, numbers
-
-if TYPE_CHECKING:
-    from klimb.tasks.lqr import LQR
 
 Environment = gymnasium.Env[Any, Any]
 Reset = tuple[FloatArray, dict[str, Any]]
@@ -74,14 +71,6 @@ def _action(env: Environment, action: ArrayLike) -> FloatArray:
     return array
 
 
-def lqr_step(task: LQR, state: FloatArray, action: FloatArray) -> tuple[FloatArray, float]:
-    """One step of the LQR: the next state and the reward of this one."""
-    b, q, r = task._diagonals
-    u = np.clip(action, -1.0, 1.0)
-    reward = -float((q * state * state + r * u * u).sum())
-    return np.clip(state + b * u, -1.0, 1.0), reward
-
-
 class LQREnvironment(Environment):
     """The LQR; `options` are those of :class:`klimb.tasks.lqr.LQR`. Observed is the state."""
 
@@ -98,15 +87,14 @@ class LQREnvironment(Environment):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
         """Start an episode."""
         super().reset(seed=seed)
-        self._state = np.full(self.task.n_states, 0.9)
-        if self.task.start == "random":
-            self._state = self.np_random.uniform(-1, 1, self.task.n_states)
+        episode_seed = int(self.np_random.integers(2**63)) if seed is None else seed
+        self._state = self.task.start_states([episode_seed])[0]
         return self._state.copy(), {}
 
     def step(self, action: ArrayLike) -> Step:
         """Push every state by its action."""
-        self._state, reward = lqr_step(self.task, self._state, _action(self, action))
-        return self._state.copy(), reward, False, False, {}
+        self._state, reward = self.task.step(self._state, _action(self, action))
+        return self._state.copy(), float(reward), False, False, {}
 
 
 class ShipSteeringEnvironment(Environment):

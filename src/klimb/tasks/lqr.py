@@ -148,10 +148,22 @@ class LQR:
         from klimb.tasks._lqr_rollout import rollouts  # here, so that numba loads with the first episode
 
         theta = np.ascontiguousarray(samples("theta", theta, self.n_parameters))
-        seeds = episode_seeds(seed, len(theta))
-        starts = np.full((len(theta), self.n_states), 0.9)
-        if self.start == "random":
-            for row, episode_seed in zip(starts, seeds, strict=True):
-                row[:] = np.random.default_rng(episode_seed).uniform(-1, 1, self.n_states)
+        starts = self.start_states(episode_seeds(seed, len(theta)))
         returns: FloatArray = rollouts(theta, starts, *self._diagonals, self.horizon, self.discount)
         return returns
+
+    def start_states(self, seeds: ArrayLike) -> FloatArray:
+        """States (N, n) in which episodes of these seeds (N,) begin."""
+        seeds = np.asarray(seeds)
+        starts = np.full((len(seeds), self.n_states), 0.9)
+        if self.start == "random":
+            for row, seed in zip(starts, seeds, strict=True):
+                row[:] = np.random.default_rng(int(seed)).uniform(-1, 1, self.n_states)
+        return starts
+
+    def step(self, states: FloatArray, actions: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """One step from states (..., n) with actions (..., n): the next states and the rewards (...)."""
+        b, q, r = self._diagonals
+        u = np.clip(actions, -1.0, 1.0)
+        rewards: FloatArray = -(q * states * states + r * u * u).sum(axis=-1)
+        return np.clip(states + b * u, -1.0, 1.0), rewards
