@@ -6,6 +6,7 @@ import sys
 
 import mujoco
 import numpy as np
+import physics
 import pytest
 
 from klimb.tasks.ball_stopping import (
@@ -178,44 +179,57 @@ def test_dropped_ball_stays_on_the_table():
 
 def test_energy_grows_by_the_work_of_the_actuators_at_most(stopping):
     """A ball caught between palm and table is what a contact that makes energy would show in."""
-    task, compiled, data = BallStopping(), model(), mujoco.MjData(model())
-    inertia, gravity = np.zeros((13, 13)), 0.2 * G  # of the ball: the arm's weight is compensated
-    viscosity, limits = -compiled.actuator_biasprm[:, 2], compiled.actuator_forcerange[:, 1]
-    for theta in np.concatenate([stopping, parameters(5, seed=4)]):
-        mujoco.mj_resetDataKeyframe(compiled, data, 0)
-        work, excess = 0.0, []
-        for reference in joint_references(task.policy.trajectory(theta[None])[0])[:400]:
-            height, velocity = data.qpos[9], data.qvel.copy()
-            data.ctrl[:] = reference
-            mujoco.mj_step(compiled, data)
-            mujoco.mj_fullM(compiled, data, inertia)  # at the beginning of the step
-            excess.append(velocity @ inertia @ velocity / 2 + gravity * height - work)
-            # the integrator applies the force of the velocity after the step, unless it is cut
-            change = data.qvel[:7] - velocity[:7]
-            force = data.actuator_force - np.where(abs(data.actuator_force) < limits, viscosity * change, 0)
-            work += force @ (velocity[:7] + change / 2) * DT
-        assert max(excess) < excess[0] + 0.02
+    task = BallStopping()
+    references = joint_references(task.policy.trajectory(np.concatenate([stopping, parameters(5, seed=4)])))
+    start = np.tile(task.initial_state(np.random.default_rng(0)), (len(references), 1))
+    found = physics.ball_stopping_findings(physics.watch_ball_stopping(start, references))
+    assert found["(arm met ball)"].sum() >= len(stopping)
+    for name, bar in physics.BARS.items():
+        if name.startswith("energy") and name in found:
+            assert (found[name] < bar).all(), name
 
 
 @pytest.mark.parametrize("std", [0.1, 1.0, 5.0])
 def test_ball_passes_through_nothing(std):
-    compiled, data = model(), mujoco.MjData(model())
-    task = BallStopping(**WIDE)
-    for theta in parameters(8, std, seed=5):
-        path = task.trajectory(theta, seed=int(1e6 * abs(theta[0])))
-        x, y, z = path[:, BALL].T
-        over_table = (x > 0) & (x < 1) & (abs(y) < 1.5)
-        assert (z[over_table] > 0.75).all()
-        assert z.min() >= 0.7 - 8 * DT  # the end of the episode comes at once
-        for positions in path[::3]:
-            data.qpos[:] = positions
-            mujoco.mj_kinematics(compiled, data)
-            for link in LINKS:
-                axis = data.geom(link).xmat.reshape(3, 3)[:, 2]
-                offset = data.qpos[BALL] - data.geom(link).xpos
-                radius, half_length = compiled.geom(link).size[:2]
-                nearest = np.clip(offset @ axis, -half_length, half_length) * axis
-                assert np.linalg.norm(offset - nearest) > radius + 0.03
+    found = physics.random_ball_stopping(BallStopping(**WIDE), 24, std, seed=5)
+    assert not found["failed episodes"].any()
+    for name in ("ball in the table, mm", "ball in a link, mm"):
+        assert (found[name] < physics.BARS[name]).all()
+    assert (found["ball in a link, mm"] > 0).any() or std < 1
+    for theta in parameters(4, std, seed=5):
+        assert BallStopping(**WIDE).trajectory(theta)[:, 9].min() >= 0.7 - 8 * DT  # the end comes at once
+
+
+def test_depth_in_the_arm_is_that_of_geometry():
+    """Against the distance of a point from a capsule, and MuJoCo's own of a ball and a cylinder."""
+    compiled = physics.watched("ball_stopping.xml", physics.BALL_STOPPING_SENSORS)
+    data = mujoco.MjData(compiled)
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        data.qpos[JOINTS] = rng.uniform(-2, 2, 7)
+        data.qpos[BALL] = rng.uniform([-0.5, -0.5, 0.5], [0.5, 0.5, 1.5])
+        mujoco.mj_forward(compiled, data)
+        ball, sensors = np.tile(data.qpos[BALL], (1, 2, 1)), np.tile(data.sensordata, (1, 2, 1))
+        depth = physics.depth_in_arm(compiled, ball, sensors)[0, 0]
+        nearest = []
+        for link in LINKS:
+            axis = data.geom(link).xmat.reshape(3, 3)[:, 2]
+            offset = data.qpos[BALL] - data.geom(link).xpos
+            radius, half_length = compiled.geom(link).size[:2]
+            along = np.clip(offset @ axis, -half_length, half_length) * axis
+            nearest.append(np.linalg.norm(offset - along) - radius - 0.2)
+        base, ball_geom = compiled.geom("base").id, compiled.geom("ball").id
+        nearest.append(mujoco.mj_geomDistance(compiled, data, base, ball_geom, 5.0, None))
+        assert depth == pytest.approx(-min(nearest), abs=1e-6)
+
+
+def test_what_is_watched_moves_as_the_task_does(stopping):
+    task = BallStopping()
+    for theta in stopping[:2]:
+        path = task.trajectory(theta)
+        references = joint_references(task.policy.trajectory(theta[None]))
+        seen = physics.watch_ball_stopping(task.initial_state(np.random.default_rng(0))[None], references)
+        np.testing.assert_array_equal(seen.before[0, : len(path), :14], path)
 
 
 def test_returns_are_finite_far_from_the_start():
