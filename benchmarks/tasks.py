@@ -120,7 +120,7 @@ def physics() -> None:
                 ">= 80 %",
             )
         )
-    columns = ("CPU time per physics step", "evaluate", "bare loop", "speed of the bare loop", "bar")
+    columns = ("CPU time per physics step", "evaluate", "bare loop", "of the loop's speed", "bar")
     table("Physics, one thread", columns, rows)
 
 
