@@ -21,7 +21,7 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	@touch $@
 
 $(VENV)/.installed-test: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test,video]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test,video,parquet,tensorboard]'
 	@touch $@ $(VENV)/.installed
 
 demo: $(VENV)/.installed  ## learn the LQR with DR-CREPS; the learning curve goes to demo.png

@@ -21,6 +21,13 @@ ORDER = [
 ]
 # These stand beside that order and import only what is named here.
 BESIDE = {
+    "study": {
+        *("_validation", "_blas", "effectiveness", "gaussian", "updates", "search", "algorithms"),
+        *("optimizer", "study", "tasks"),
+    },
+    "tensorboard": {"optimizer"},
+    "_command": set(),
+    "study_cli": {"_validation", "_command", "algorithms", "optimizer", "search", "study"},
     "tasks": {"_validation", "tasks", "policies"},
     "evaluation": {"_validation", "tasks"},
     "check": {"_validation", "tasks"},

@@ -20,18 +20,24 @@ from klimb.evaluation import Workers
 from klimb.gaussian import Gaussian
 from klimb.optimizer import Optimizer, Progress, Result, maximize
 from klimb.search import Search
+from klimb.study import Episode, Study, StudyError
 from klimb.tasks import Task, make_task, task_from_function
+from klimb.tensorboard import TensorBoard
 from klimb.updates import UpdateInfo
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Episode",
     "Gaussian",
     "Optimizer",
     "Progress",
     "Result",
     "Search",
+    "Study",
+    "StudyError",
     "Task",
+    "TensorBoard",
     "UpdateInfo",
     "Workers",
     "cem",

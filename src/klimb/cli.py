@@ -6,7 +6,6 @@ Exit codes: 0 done, 1 failed while running, 2 wrong usage, 130 stopped by Ctrl-C
 from __future__ import annotations
 
 import inspect
-import json
 import math
 import os
 import signal
@@ -30,8 +29,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from klimb import __version__
+from klimb import __version__, study_cli
 from klimb._blas import single_threaded
+from klimb._command import assignments as _assignments
+from klimb._command import fail as _fail
+from klimb._command import number as _number
+from klimb._command import strict_json as _strict_json
+from klimb._command import to_value as _value  # noqa: F401
+from klimb._command import to_word as _word
 from klimb._validation import FloatArray, lookup, whole
 from klimb.algorithms import ALGORITHMS, make_algorithm
 from klimb.evaluation import Workers
@@ -40,8 +45,10 @@ from klimb.optimizer import Progress as Update
 from klimb.paper import EPISODES, usual_settings
 from klimb.report.curves import check_format, plot_curve
 from klimb.search import Search
+from klimb.study import Study
 from klimb.tasks import FAMILIES, TASKS, Task, episode_seeds, make_task
 from klimb.tasks.film import Film, Watchable, check_film_format, choose_gl, save_film
+from klimb.tensorboard import TensorBoard
 
 # The final belief is judged on draws and seeds of its own, the same in every run, which are no episodes.
 EVALUATIONS = 200
@@ -55,6 +62,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     no_args_is_help=True,
 )
+app.add_typer(study_cli.app, name="study")
 
 
 def main() -> None:
@@ -152,6 +160,13 @@ def run(
         Path | None,
         typer.Option(help="Keep the optimizer in a file that [bold]klimb.Optimizer.load[/bold] reads."),
     ] = None,
+    study: Annotated[
+        Path | None,
+        typer.Option(help="Keep every episode in a file; the same command goes on where it was stopped."),
+    ] = None,
+    tensorboard: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write TensorBoard event files to a directory.")
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the result as one JSON object, on the last line.")
     ] = False,
@@ -181,25 +196,50 @@ def run(
         counts_success = _counts_success(problem)
     except (ValueError, ImportError) as error:
         _fail(str(error), 2)
+    settled = {
+        "task": task,
+        "options": task_options,
+        "algorithm": algorithm,
+        "settings": given,
+        "batch": batch,
+        "std": std,
+        "seed": seed,
+        "episodes": episodes,
+    }
+    with study_cli.sorry():
+        board = None if tensorboard is None else TensorBoard(tensorboard)
+        kept = (
+            None if study is None else study_cli.open_run(study, settled, search, std, problem.n_parameters)
+        )
 
     record = Record(episodes)
     begin = time.perf_counter()
     try:
         with (
+            kept or nullcontext(),
+            board or nullcontext(),
             _workers(problem, workers) as evaluated,
             _progress_bar(record, shown=not quiet),
             _gentle_interrupt(record),
         ):
-            result = maximize(
-                record.watch(evaluated) if counts_success else evaluated,
-                search,
-                mean=np.zeros(problem.n_parameters),
-                std=std,
-                episodes=episodes,
-                batch=batch,
-                seed=seed,
-                callback=record.follow,
-            )
+            follow = record.follow if board is None else record.also(board)
+            watched = record.watch(evaluated) if counts_success else evaluated
+            if kept is not None:
+                standing = kept.status()
+                record.evaluated = standing.done + standing.failed
+                result = kept.run(watched, episodes=episodes, callback=follow)
+                record.sizes = kept.effective_sample_sizes()
+            else:
+                result = maximize(
+                    watched,
+                    search,
+                    mean=np.zeros(problem.n_parameters),
+                    std=std,
+                    episodes=episodes,
+                    batch=batch,
+                    seed=seed,
+                    callback=follow,
+                )
     except (KeyboardInterrupt, Exception) as error:
         _rescue(error, record, save)
     seconds = time.perf_counter() - begin
@@ -238,8 +278,36 @@ def run(
         typer.echo(f"klimb: {trouble}", err=True)
     if record.stop:
         typer.echo(f"klimb: stopped by Ctrl-C after {summary['episodes']} of {episodes} episodes.", err=True)
+        if study is not None:
+            typer.echo(f"To go on: klimb study resume {study}", err=True)
         raise typer.Exit(130)
     raise typer.Exit(1 if troubles else 0)
+
+
+@study_cli.app.command(
+    epilog="[bold]Examples[/bold]\n\n"
+    "klimb run lqr --episodes 5000 --study lqr.db\n\n"
+    "klimb study resume lqr.db\n\n"
+    "klimb study resume lqr.db --episodes 10000"
+)
+def resume(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What [bold]klimb run --study[/bold] made.")],
+    episodes: Annotated[
+        int | None, typer.Option("--episodes", "-e", min=2, help="How many in all [dim](as before)[/dim].")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="As for klimb run.")] = None,
+    save: Annotated[Path | None, typer.Option(help="As for klimb run.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As for klimb run.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="As for klimb run.")] = False,
+) -> None:
+    """Go on with a simulated run where it stopped."""
+    with study_cli.sorry():
+        with Study(file) as study:
+            settled = study_cli.settled_run(study)
+        for name in ("options", "settings"):
+            settled[name] = [f"{key}={_word(value)}" for key, value in settled[name].items()]
+    settled["episodes"] = episodes or settled["episodes"]
+    run(**settled, plot=plot, save=save, study=file, as_json=as_json, quiet=quiet)
 
 
 @app.command(
@@ -454,6 +522,15 @@ class Record:
         self.show(update)
         return self.stop
 
+    def also(self, callback: Callable[[Update], object]) -> Callable[[Update], bool]:
+        """Call another callback before :meth:`follow`."""
+
+        def both(update: Update) -> bool:
+            callback(update)
+            return self.follow(update)
+
+        return both
+
 
 @contextmanager
 def _progress_bar(record: Record, shown: bool) -> Iterator[None]:
@@ -638,45 +715,6 @@ def _print_summary(
         console.print(f"[yellow]Note:[/yellow] {note}")
 
 
-def _assignments(option: str, words: list[str] | None) -> dict[str, Any]:
-    """Names and values of a repeated NAME=VALUE option."""
-    pairs: dict[str, Any] = {}
-    for word in words or []:
-        name, sign, value = word.partition("=")
-        name = name.strip().replace("-", "_")
-        if not (sign and name):
-            raise ValueError(
-                f"{option} must have the form NAME=VALUE, such as epsilon=2.0, but {word!r} came."
-            )
-        if name in pairs:
-            raise ValueError(f"{option} {name} was given twice.")
-        pairs[name] = _value(value.strip())
-    return pairs
-
-
-def _value(word: str) -> Any:
-    """A word as a whole number, a number, True, False, None or else itself."""
-    words = {"true": True, "false": False, "none": None}
-    if word.lower() in words:
-        return words[word.lower()]
-    for kind in (int, float):
-        try:
-            return kind(word)
-        except ValueError:
-            continue
-    return word
-
-
-def _word(value: Any) -> str:
-    """The inverse of :func:`_value`."""
-    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
-
-
-def _number(value: float) -> str:
-    """Five digits, enough to tell two runs apart."""
-    return f"{value:.5g}"
-
-
 def _check_files(plot: Path | None, save: Path | None) -> None:
     """Raise a ValueError if a file could not be written at the end."""
     if plot is not None:
@@ -704,22 +742,3 @@ def _attempt(what: str, action: Callable[[], object]) -> list[str]:
     except OSError as error:
         return [f"could not {what}: {error}."]
     return []
-
-
-def _strict_json(value: Any) -> str:
-    """JSON in one line, null where a number is not finite."""
-
-    def strict(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: strict(part) for name, part in value.items()}
-        if isinstance(value, list | tuple):
-            return [strict(part) for part in value]
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    return json.dumps(strict(value), allow_nan=False, ensure_ascii=False)
-
-
-def _fail(message: str, code: int) -> NoReturn:
-    """Leave with a plain sentence on stderr."""
-    typer.echo(f"klimb: {message}", err=True)
-    raise typer.Exit(code)

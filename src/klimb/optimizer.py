@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import tempfile
@@ -9,7 +10,7 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -84,6 +85,11 @@ class Optimizer:
     def belief(self) -> Gaussian:
         """The search distribution."""
         return self._state.belief
+
+    @property
+    def state(self) -> State:
+        """All that the search carries from one update to the next, immutable."""
+        return self._state
 
     @property
     def n_parameters(self) -> int:
@@ -168,6 +174,25 @@ class Optimizer:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything to one file, replacing it in one step; the next ask after load is identical."""
+        path = Path(path)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                self._write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(name, path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+    def to_bytes(self) -> bytes:
+        """What :meth:`save` writes, for a database or a message."""
+        file = io.BytesIO()
+        self._write(file)
+        return file.getvalue()
+
+    def _write(self, file: IO[bytes]) -> None:
         state, belief = self._state, self._state.belief
         header = {
             "format": FORMAT,
@@ -181,23 +206,24 @@ class Optimizer:
         arrays |= {f"memory_{index}": array for index, array in enumerate(state.memory)}
         if state.exploration is not None:
             arrays["exploration"] = state.exploration
-        path = Path(path)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                np.savez(file, header=np.array(json.dumps(header)), **arrays)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(name, path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        np.savez(file, header=np.array(json.dumps(header)), **arrays)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, effectiveness: Effectiveness | None = None) -> Optimizer:
         """Read what :meth:`save` wrote; `effectiveness` hands back a measure of the user's own."""
+        return cls._read(lambda: open(path, "rb"), str(path), effectiveness)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, effectiveness: Effectiveness | None = None) -> Optimizer:
+        """Read what :meth:`to_bytes` made."""
+        return cls._read(lambda: io.BytesIO(data), "this", effectiveness)
+
+    @classmethod
+    def _read(
+        cls, opened: Callable[[], IO[bytes]], path: str, effectiveness: Effectiveness | None
+    ) -> Optimizer:
         try:
-            with open(path, "rb") as handle, np.load(handle, allow_pickle=False) as file:
+            with opened() as handle, np.load(handle, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
             header = json.loads(str(arrays.pop("header")))
             if header["format"] != FORMAT:
@@ -357,7 +383,7 @@ def maximize(
     theta, returns = np.empty((0, optimizer.n_parameters)), np.empty(0)
     while spent + batch <= episodes:
         asked = optimizer.ask(batch)
-        seeds = np.random.SeedSequence(optimizer.seed, spawn_key=(optimizer.iteration, 2, spent))
+        seeds = batch_seed(optimizer.seed, optimizer.iteration, len(theta), batch)
         theta = np.vstack([theta, asked])
         returns = np.append(returns, _evaluate(f, asked, seeds))
         spent += batch
@@ -381,6 +407,11 @@ def maximize(
         raise RuntimeError(f"only {spent - n_failed} of {spent} episodes were good: nothing to learn from.")
     made = np.array(curve, dtype=CURVE)
     return Result(optimizer.mean, best_parameters, best_return, made, spent, n_failed, optimizer)
+
+
+def batch_seed(seed: int, iteration: int, first: int, batch: int) -> np.random.SeedSequence:
+    """What the seeds of a batch of episodes derive from; it begins with sample `first` of the iteration."""
+    return np.random.SeedSequence(seed, spawn_key=(iteration, 2, iteration * batch + first))
 
 
 def _evaluate(
