@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
+# All that the tests need, in one command: so that nothing pulls another torch than the pinned one.
+EXTRAS = test,deep,parquet,peers,tensorboard,video
 
 # One core per process: parallelism belongs to the test runner, and timings stay comparable.
 export OPENBLAS_NUM_THREADS ?= 1
@@ -21,7 +23,7 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	@touch $@
 
 $(VENV)/.installed-test: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test,video,parquet,tensorboard]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
 	@touch $@ $(VENV)/.installed
 
 demo: $(VENV)/.installed  ## learn the LQR with DR-CREPS; the learning curve goes to demo.png
@@ -43,6 +45,7 @@ bench: $(VENV)/.installed-test  ## the tables of benchmarks/
 	$(BIN)/python benchmarks/core.py
 	$(BIN)/python benchmarks/tasks.py
 	$(BIN)/python benchmarks/physics.py
+	$(BIN)/python benchmarks/baselines.py
 
 clean:  ## remove what the other targets made
 	rm -rf $(VENV) build dist demo.png .hypothesis .mypy_cache .pytest_cache .ruff_cache

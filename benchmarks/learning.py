@@ -56,7 +56,7 @@ def learn(task: Any, algorithm: klimb.Search, batch: int, episodes: int, seed: i
     counted = Counted(task)
     mean, std = np.zeros(task.n_parameters), task.initial_std
     result = klimb.maximize(counted, algorithm, mean=mean, std=std, episodes=episodes, batch=batch, seed=seed)
-    draws = result.optimizer.belief.sample(np.random.default_rng([seed, 1]), FINAL_DRAWS)
+    draws = result.optimizer.sample(np.random.default_rng([seed, 1]), FINAL_DRAWS)
     returns, success = task.evaluate(draws, seed, return_success=True)
     mean_return, mean_success = task.evaluate(result.optimizer.mean[None], seed, return_success=True)
     return {
@@ -106,6 +106,7 @@ def main() -> None:
             task: Any = klimb.make_task(name, **options)
             settings, batch = usual_settings(name, ALGORITHM, task.n_parameters)
             algorithm = klimb.make_algorithm(ALGORITHM, **settings)
+            assert batch is not None
             entry = {"settings": settings, "batch": batch, "episodes": EPISODES[name]}
             results[name] = {**entry, "initial_success": initial_success(task), "runs": []}
             for seed in arguments.seeds:

@@ -34,10 +34,14 @@ BESIDE = {
     "paper": {"algorithms"},
     "policies": {"_validation", "tasks", "policies"},
     "report": {"_validation", "report"},
+    "baselines": {
+        *{"_validation", "_blas", "gaussian", "updates", "algorithms", "optimizer"},
+        *{"tasks", "policies", "baselines"},
+    },
 }
 LAST = {"klimb", "cli"}  # the package itself and the command line may import anything
 
-HEAVY = ["numba", "matplotlib", "typer", "mujoco", "sklearn"]
+HEAVY = ["numba", "matplotlib", "typer", "mujoco", "sklearn", "torch", "stable_baselines3", "cma"]
 
 FILES = sorted(SOURCE.rglob("*.py"))
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, Literal, TypedDict, Unpack
 
 from klimb._validation import lookup, nearest, positive
@@ -172,31 +174,54 @@ class Algorithm:
     Attributes
     ----------
     recipe
-        Makes the search from its settings.
+        Makes the search from its settings: a function, or "module:name" to import it from when needed.
     batch
-        Episodes per update that suit it; the paper's number for the LQR where it has one.
+        Episodes per update that suit it; the paper's number for the LQR where it has one. None: it depends on
+        the number of parameters.
     reference
         Where it was published.
+    extra
+        What to install besides klimb: ``pip install 'klimb[extra]'``. None: nothing.
     """
 
-    recipe: Callable[..., Search]
-    batch: int
+    recipe: str | Callable[..., Any]
+    batch: int | None
     reference: str
+    extra: str | None = None
+
+    def load(self) -> Callable[..., Any]:
+        """Return the recipe, imported if need be."""
+        if not isinstance(self.recipe, str):
+            return self.recipe
+        module, _, name = self.recipe.partition(":")
+        recipe: Callable[..., Any] = getattr(import_module(module), name)
+        return recipe
+
+    @property
+    def missing(self) -> str | None:
+        """What to say if its extra is not installed."""
+        absent = [module for module in EXTRAS.get(self.extra or "", ()) if find_spec(module) is None]
+        if not absent:
+            return None
+        return f"needs {', '.join(absent)}: pip install 'klimb[{self.extra}]'"
 
     @property
     def summary(self) -> str:
         """What it is, in a line."""
-        return (inspect.getdoc(self.recipe) or "").splitlines()[0]
+        return (inspect.getdoc(self.load()) or "").splitlines()[0]
 
     @property
     def settings(self) -> dict[str, Any]:
         """Settings by name with their defaults."""
+        recipe = self.load()
         own = {
             name: parameter.default
-            for name, parameter in inspect.signature(self.recipe).parameters.items()
+            for name, parameter in inspect.signature(recipe).parameters.items()
             if parameter.kind is not inspect.Parameter.VAR_KEYWORD
         }
-        made = self.recipe()
+        made = recipe()
+        if not isinstance(made, Search):
+            return own
         return own | {name: getattr(made, name) for name in Settings.__annotations__ if name not in own}
 
 
@@ -216,10 +241,53 @@ ALGORITHMS: dict[str, Algorithm] = {
 }
 
 
-def make_algorithm(name: str, **settings: Any) -> Search:
-    """Make an algorithm by its name, ``klimb list algorithms``; unknown settings raise a ValueError."""
-    algorithm = lookup("algorithm", name, ALGORITHMS)
+#: Modules that the extras install.
+EXTRAS: dict[str, tuple[str, ...]] = {
+    "deep": ("torch", "stable_baselines3", "sb3_contrib"),
+    "peers": ("cma",),
+}
+
+#: What klimb did not invent, listed by place: see :mod:`klimb.baselines`.
+BASELINES: dict[str, Algorithm] = {
+    "cma-es": Algorithm(
+        "klimb.baselines.evolution:cma_es", None, "Hansen & Ostermeier 2001; pycma", extra="peers"
+    ),
+    "sep-cma": Algorithm(
+        "klimb.baselines.evolution:sep_cma", None, "Ros & Hansen 2008; pycma", extra="peers"
+    ),
+    "vkd-cma": Algorithm(
+        "klimb.baselines.evolution:vkd_cma", None, "Akimoto & Hansen 2016; pycma", extra="peers"
+    ),
+    "nelder-mead": Algorithm("klimb.baselines.classic:nelder_mead", 50, "Nelder & Mead 1965; scipy"),
+    "l-bfgs": Algorithm("klimb.baselines.classic:l_bfgs", 50, "Byrd et al. 1995; scipy"),
+    "random-search": Algorithm("klimb.baselines.random_search:random_search", 50, "Brooks 1958"),
+    "ars": Algorithm("klimb.baselines.random_search:ars", 32, "Mania, Guy & Recht 2018"),
+    "ppo": Algorithm(
+        "klimb.baselines.deep:ppo", 100, "Schulman et al. 2017; stable-baselines3", extra="deep"
+    ),
+    "trpo": Algorithm("klimb.baselines.deep:trpo", 100, "Schulman et al. 2015; sb3-contrib", extra="deep"),
+    "reinforce": Algorithm("klimb.baselines.reinforce:reinforce", 100, "Williams 1992"),
+}
+
+
+def make_algorithm(name: str, **settings: Any) -> Any:
+    """Make an algorithm by its name, ``klimb list algorithms``; unknown settings raise a ValueError.
+
+    Returns
+    -------
+    Search, or a baseline
+        All but ppo, trpo, reinforce and ars with ``version="v2-t"`` are run by :func:`klimb.maximize`; these
+        by :func:`klimb.baselines.train`.
+
+    Raises
+    ------
+    ImportError
+        If the baseline's extra is not installed.
+    """
+    algorithm = lookup("algorithm", name, ALGORITHMS | BASELINES)
+    if algorithm.missing:
+        raise ImportError(f"{name} {algorithm.missing}")
     for setting in settings:
         if setting not in algorithm.settings:
             raise ValueError(f"unknown setting {setting!r} of {name}: {nearest(setting, algorithm.settings)}")
-    return algorithm.recipe(**settings)
+    return algorithm.load()(**settings)

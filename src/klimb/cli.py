@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import numpy as np
 import typer
@@ -30,7 +30,6 @@ from rich.table import Table
 from rich.text import Text
 
 from klimb import __version__, study_cli
-from klimb._blas import single_threaded
 from klimb._command import assignments as _assignments
 from klimb._command import fail as _fail
 from klimb._command import number as _number
@@ -38,7 +37,7 @@ from klimb._command import strict_json as _strict_json
 from klimb._command import to_value as _value  # noqa: F401
 from klimb._command import to_word as _word
 from klimb._validation import FloatArray, lookup, whole
-from klimb.algorithms import ALGORITHMS, make_algorithm
+from klimb.algorithms import ALGORITHMS, BASELINES, make_algorithm
 from klimb.evaluation import Workers
 from klimb.optimizer import Evaluates, Optimizer, Result, maximize
 from klimb.optimizer import Progress as Update
@@ -49,6 +48,9 @@ from klimb.study import Study
 from klimb.tasks import FAMILIES, TASKS, Task, episode_seeds, make_task
 from klimb.tasks.film import Film, Watchable, check_film_format, choose_gl, save_film
 from klimb.tensorboard import TensorBoard
+
+if TYPE_CHECKING:
+    from klimb.baselines import Trained
 
 # The final belief is judged on draws and seeds of its own, the same in every run, which are no episodes.
 EVALUATIONS = 200
@@ -90,7 +92,11 @@ def _complete_task(incomplete: str) -> list[tuple[str, str]]:
 
 
 def _complete_algorithm(incomplete: str) -> list[tuple[str, str]]:
-    return [(name, entry.summary) for name, entry in ALGORITHMS.items() if name.startswith(incomplete)]
+    return [
+        (name, entry.summary)
+        for name, entry in (ALGORITHMS | BASELINES).items()
+        if name.startswith(incomplete)
+    ]
 
 
 def _complete_kind(incomplete: str) -> list[str]:
@@ -104,6 +110,8 @@ def _complete_kind(incomplete: str) -> list[str]:
     "klimb run lqr --option n_states=20 --option start=random --save optimizer.npz\n\n"
     "klimb run ball-stopping --workers 2 --save arm.npz\n\n"
     "klimb run gymnasium:Swimmer-v5 --policy linear --algorithm creps --batch 50\n\n"
+    "klimb run lqr --algorithm vkd-cma\n\n"
+    "klimb run gymnasium:Pendulum-v1 --algorithm ppo --set gamma=0.9 --episodes 1000\n\n"
     "klimb run rosenbrock --algorithm more --episodes 20000 --quiet --json"
 )
 def run(
@@ -158,7 +166,10 @@ def run(
     ] = None,
     save: Annotated[
         Path | None,
-        typer.Option(help="Keep the optimizer in a file that [bold]klimb.Optimizer.load[/bold] reads."),
+        typer.Option(
+            help="Keep the optimizer in a file that [bold]klimb.Optimizer.load[/bold] reads; a baseline in "
+            "one that [bold]klimb.baselines.load[/bold] or [bold]numpy.load[/bold] reads."
+        ),
     ] = None,
     study: Annotated[
         Path | None,
@@ -181,17 +192,24 @@ def run(
         if policy is not None:
             task_options["policy"] = policy
         problem = make_task(task, **task_options)
-        entry = lookup("algorithm", algorithm, ALGORITHMS)
+        entry = lookup("algorithm", algorithm, ALGORITHMS | BASELINES)
         given, usual_batch = usual_settings(task, algorithm, problem.n_parameters)
         given |= _assignments("--set", settings)
         search = make_algorithm(algorithm, **given)
-        batch = usual_batch if batch is None else batch
+        if batch is None:
+            batch = usual_batch or search.usual_batch(problem.n_parameters)
         episodes = EPISODES.get(task, 5000) if episodes is None else episodes
         std = problem.initial_std if std is None else std
         # checked against the task and the budget before any episode is spent
-        for name, value in (("--batch", batch), ("--episodes", episodes)):
-            whole(name, value, search.fewest)
-        Optimizer(search, mean=np.zeros(problem.n_parameters), std=std, seed=seed)
+        if isinstance(search, Search):
+            for name, value in (("--batch", batch), ("--episodes", episodes)):
+                whole(name, value, search.fewest)
+        acts = hasattr(search, "agent")  # step by step in an environment, instead of asking and telling
+        if study is not None and not isinstance(search, Search):
+            raise ValueError(
+                f"--study keeps runs of klimb's own algorithms, and {algorithm} is none of them."
+            )
+        _check_start(search, problem, std, min(batch, episodes), seed, workers)
         _check_files(plot, save)
         counts_success = _counts_success(problem)
     except (ValueError, ImportError) as error:
@@ -224,21 +242,22 @@ def run(
         ):
             follow = record.follow if board is None else record.also(board)
             watched = record.watch(evaluated) if counts_success else evaluated
+            budget: Any = {"episodes": episodes, "batch": batch, "seed": seed, "callback": follow}
+            result: Result | Trained
             if kept is not None:
                 standing = kept.status()
                 record.evaluated = standing.done + standing.failed
                 result = kept.run(watched, episodes=episodes, callback=follow)
                 record.sizes = kept.effective_sample_sizes()
+            elif acts:
+                result = _train(problem, search, **budget)
             else:
                 result = maximize(
                     watched,
                     search,
                     mean=np.zeros(problem.n_parameters),
                     std=std,
-                    episodes=episodes,
-                    batch=batch,
-                    seed=seed,
-                    callback=follow,
+                    **budget,
                 )
     except (KeyboardInterrupt, Exception) as error:
         _rescue(error, record, save)
@@ -256,22 +275,26 @@ def run(
         "klimb": __version__,
         "task": task,
         "options": task_options,
-        "n_parameters": problem.n_parameters,
+        "n_parameters": result.mean.size,
         "algorithm": algorithm,
         "settings": entry.settings | given,
         "batch": batch,
-        "std": std,
+        "std": None if acts else std,
         "seed": seed,
         "episodes": result.episodes,
         "updates": result.optimizer.iteration,
         "interrupted": record.stop,
+        "ended": bool(getattr(result.optimizer, "ended", False)),
         **_judge(problem, result, counts_success),
         "first_success": record.first_success,
         "effective_sample_size": statistics.median(record.sizes) if record.sizes else None,
         "seconds": seconds,
     }
     if not quiet:
-        _print_summary(summary, _weight_note(record.sizes, search, batch), plot, save)
+        note = _weight_note(record.sizes, search, batch)
+        if summary["ended"]:
+            note = f"{algorithm} has come to its end and spent no more episodes: it has nothing left to try."
+        _print_summary(summary, note, plot, save)
     if as_json:
         typer.echo(_strict_json(summary))
     for trouble in troubles:
@@ -343,7 +366,12 @@ def list_(
                 "\n" + "  ".join(f"{name}={_word(value)}" for name, value in choices.items()), "cyan"
             )
         if "reference" in entry:
-            lines.append(f"\n{entry['reference']}; {entry['batch']} episodes per update", style="dim")
+            batch = entry["batch"] or "4 + 3 log n"
+            lines.append(f"\n{entry['reference']}; {batch} episodes per update", style="dim")
+        if entry.get("extra"):
+            lines.append(f"\npip install 'klimb[{entry['extra']}]'", style="dim")
+            if entry["missing"]:
+                lines.append(f"\nnot installed: {entry['missing']}", style="yellow")
         table.add_row(Text(entry["name"], style="bold", no_wrap=True), lines)
     Console().print(table)
 
@@ -379,17 +407,17 @@ def replay(
                 f"there is nothing to see of {task}; ship-steering, air-hockey, ball-stopping and "
                 "gymnasium:ID can be replayed."
             )
-        learned = Optimizer.load(optimizer)
-        if learned.n_parameters != problem.n_parameters:
+        learned = _learned_mean(optimizer)
+        if learned.size != problem.n_parameters:
             raise ValueError(
-                f"{optimizer} holds {learned.n_parameters} parameters, but {task} has "
+                f"{optimizer} holds {learned.size} parameters, but {task} has "
                 f"{problem.n_parameters}: pass the options that it was learned with."
             )
         size = {name: value for name, value in (("width", width), ("height", height)) if value is not None}
     except (ValueError, ImportError, OSError) as error:
         _fail(str(error), 2)
     try:
-        film = problem.film(learned.mean, seed, **size)
+        film = problem.film(learned, seed, **size)
         columns = (BarColumn(), MofNCompleteColumn(), TextColumn("frames"), TimeRemainingColumn())
         console = Console(stderr=True)
         with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
@@ -398,6 +426,19 @@ def replay(
     except (RuntimeError, OSError) as error:
         _fail(str(error), 1)
     typer.echo(f"{film.count} frames in {output}")
+
+
+def _learned_mean(path: Path) -> FloatArray:
+    """The parameters to use, from a file of an optimizer or a baseline."""
+    try:
+        return Optimizer.load(path).mean
+    except ValueError as error:
+        from klimb.baselines import load
+
+        try:
+            return load(path).mean
+        except ValueError:
+            raise error from None
 
 
 @app.command(
@@ -461,8 +502,10 @@ def _algorithms() -> list[dict[str, Any]]:
             "settings": entry.settings,
             "batch": entry.batch,
             "reference": entry.reference,
+            "extra": entry.extra,
+            "missing": entry.missing,
         }
-        for name, entry in ALGORITHMS.items()
+        for name, entry in (ALGORITHMS | BASELINES).items()
     ]
 
 
@@ -517,6 +560,12 @@ class Record:
     def follow(self, update: Update) -> bool:
         """Take in an update; the callback of maximize, so True ends the search."""
         self.last = update
+        if update.success is not None:
+            if self.first_success is None and update.success.any():
+                self.first_success = (
+                    update.episodes - update.success.size + int(np.argmax(update.success)) + 1
+                )
+            self.success_rate = float(update.success.mean())
         if update.info.effective_sample_size is not None:
             self.sizes.append(update.info.effective_sample_size)
         self.show(update)
@@ -615,19 +664,38 @@ def _rescue(error: BaseException, record: Record, save: Path | None) -> NoReturn
     raise typer.Exit(130 if interrupted else 1)
 
 
-def _judge(task: Task, result: Result, counts_success: bool) -> dict[str, float | int | None]:
+def _check_start(search: Any, task: Task, std: float, batch: int, seed: int, workers: int) -> None:
+    """Raise a ValueError, or an ImportError, if the algorithm cannot do the task."""
+    if hasattr(search, "agent"):
+        from klimb.baselines.stepping import make_arena
+
+        make_arena(task, search.name, 1)
+        search.check(batch)
+        if workers > 1:
+            raise ValueError(f"--workers is of no use to {search.name}, which acts in this process.")
+    elif isinstance(search, Search):
+        Optimizer(search, mean=np.zeros(task.n_parameters), std=std, seed=seed)
+    else:
+        search.start(mean=np.zeros(task.n_parameters), std=std, batch=batch, seed=seed)
+
+
+def _train(task: Task, algorithm: Any, **budget: Any) -> Trained:
+    from klimb.baselines import train
+
+    return train(task, algorithm, **budget)
+
+
+def _judge(task: Task, result: Result | Trained, counts_success: bool) -> dict[str, float | int | None]:
     """The return of what was learned, apart from the episodes it was learned from."""
-    belief, rng = result.optimizer.belief, np.random.default_rng(EVALUATION_SEED)
-    n = belief.n_parameters
-
-    def draw(count: int) -> FloatArray:
-        with single_threaded():
-            return belief.sample(rng, count)
-
-    mean_return, success_rate = _average(task, draw, counts_success)
-    mean_policy_return, mean_policy_success = _average(
-        task, lambda count: np.broadcast_to(belief.mean, (count, n)), counts_success
-    )
+    if isinstance(result, Result):
+        sample, mean, rng = result.optimizer.sample, result.mean, np.random.default_rng(EVALUATION_SEED)
+        mean_return, success_rate = _average(task, lambda count: sample(rng, count), counts_success)
+        mean_policy_return, mean_policy_success = _average(
+            task, lambda count: np.broadcast_to(mean, (count, mean.size)), counts_success
+        )
+    else:
+        mean_return, success_rate = _average_steps(result, deterministic=False)
+        mean_policy_return, mean_policy_success = _average_steps(result, deterministic=True)
     return {
         "mean_return": mean_return,
         "mean_policy_return": mean_policy_return,
@@ -658,6 +726,15 @@ def _average(
     good = good[np.isfinite(good)]
     mean_return = float(good.mean()) if good.size else None
     return mean_return, float(np.concatenate(successes).mean()) if successes else None
+
+
+def _average_steps(result: Trained, *, deterministic: bool) -> tuple[float | None, float | None]:
+    """Average return and success rate of EVALUATIONS episodes of a policy that acts step by step."""
+    seeds = episode_seeds(EVALUATION_SEED, EVALUATIONS)
+    returns, success = result.evaluate(seeds, deterministic=deterministic)
+    good = returns[np.isfinite(returns)]
+    mean_return = float(good.mean()) if good.size else None
+    return mean_return, float(success.mean()) if result.arena.tells_success else None
 
 
 def _weight_note(sizes: list[float], search: Search, batch: int) -> str | None:
@@ -692,9 +769,12 @@ def _print_summary(
     table = Table(box=None, padding=(0, 2), show_header=False)
     table.add_column()
     table.add_column(justify="right")
+    # a policy that acts step by step has no std to start with
+    kinds = ("of the random policy", "of its mean")
+    under, of_mean = kinds if summary["std"] is None else ("under the belief", "of the mean policy")
     rows = {
-        "mean return under the belief": summary["mean_return"],
-        "return of the mean policy": summary["mean_policy_return"],
+        f"mean return {under}": summary["mean_return"],
+        f"return {of_mean}": summary["mean_policy_return"],
         "best episode": summary["best_return"],
         "optimum": summary["optimum"],
     }
@@ -702,8 +782,8 @@ def _print_summary(
         table.add_row(name, "not known" if value is None else _number(value))
     if summary["success_rate"] is not None:
         first = summary["first_success"]
-        table.add_row("success rate under the belief", f"{summary['success_rate']:.1%}")
-        table.add_row("success rate of the mean policy", f"{summary['mean_policy_success_rate']:.1%}")
+        table.add_row(f"success rate {under}", f"{summary['success_rate']:.1%}")
+        table.add_row(f"success rate {of_mean}", f"{summary['mean_policy_success_rate']:.1%}")
         table.add_row("first success", "none" if first is None else f"episode {first}")
     table.add_row("failed episodes", str(summary["n_failed"]))
     console.print(table)

@@ -62,6 +62,10 @@ class Optimizer:
         covariance: ArrayLike | None = None,
         seed: int | None = None,
     ) -> None:
+        if hasattr(algorithm, "agent"):
+            raise ValueError(
+                f"{algorithm.name} acts step by step in an environment: klimb.baselines.train runs it."
+            )
         if not isinstance(algorithm, Search):
             raise ValueError(
                 "algorithm must be made by a recipe such as klimb.dr_creps(), or by "
@@ -126,6 +130,11 @@ class Optimizer:
         """The seed from which all samples derive."""
         return self._seed
 
+    def sample(self, rng: np.random.Generator, count: int) -> FloatArray:
+        """Draw from the belief, (count, n), to judge it; ask() draws what to learn from."""
+        with single_threaded():
+            return self.belief.sample(rng, count)
+
     def ask(self, count: int) -> FloatArray:
         """Draw `count` parameter vectors to try, (count, n).
 
@@ -174,17 +183,7 @@ class Optimizer:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything to one file, replacing it in one step; the next ask after load is identical."""
-        path = Path(path)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                self._write(file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(name, path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        replace_file(path, self._write)
 
     def to_bytes(self) -> bytes:
         """What :meth:`save` writes, for a database or a message."""
@@ -263,6 +262,27 @@ class Optimizer:
         return optimizer
 
 
+def replace_file(path: str | os.PathLike[str], write: Callable[[IO[bytes]], None]) -> None:
+    """Let `write` fill a file and put it in the place of `path` in one step."""
+    path = Path(path)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def write_arrays(path: str | os.PathLike[str], header: dict[str, Any], **arrays: NDArray[Any]) -> None:
+    """Write arrays and a header to an .npz file, replacing it in one step."""
+    plain: Any = {"header": np.array(json.dumps(header)), **arrays}
+    replace_file(path, lambda file: np.savez(file, **plain))
+
+
 def _describe(search: Search) -> dict[str, Any]:
     """The settings of a search as plain data."""
     plain = {field.name: getattr(search, field.name) for field in fields(Search)}
@@ -289,20 +309,80 @@ def _restore(plain: dict[str, Any], effectiveness: Effectiveness | None) -> Sear
     return Search(**{**plain, "update": rule(**update), "effectiveness": measure, "step": step})
 
 
+class Saves(Protocol):
+    """What every learner has to offer in the end."""
+
+    @property
+    def iteration(self) -> int:
+        """Number of updates so far."""
+        ...
+
+    @property
+    def mean(self) -> FloatArray:
+        """The parameters to use."""
+        ...
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write what was learned to a file."""
+        ...
+
+
+class Learner(Saves, Protocol):
+    """What :func:`maximize` drives by ask and tell: an :class:`Optimizer`, or a baseline under way."""
+
+    @property
+    def n_parameters(self) -> int: ...  # noqa: D102
+
+    @property
+    def seed(self) -> int: ...  # noqa: D102
+
+    @property
+    def entropy(self) -> float:
+        """Entropy of the search distribution, NaN if it is not known."""
+        ...
+
+    def ask(self, count: int) -> FloatArray:
+        """At most `count` parameter vectors to try, (k, n); none when the search has come to its end."""
+        ...
+
+    def tell(self, theta: FloatArray, returns: FloatArray) -> UpdateInfo:
+        """Learn from episodes."""
+        ...
+
+    def sample(self, rng: np.random.Generator, count: int) -> FloatArray:
+        """Draw from the search distribution, (count, n); the parameters to use if there is none."""
+        ...
+
+
+class Starts(Protocol):
+    """A search that klimb did not invent, such as ``klimb.make_algorithm("cma-es")``."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+
+    @property
+    def fewest(self) -> int: ...  # noqa: D102
+
+    def start(self, *, mean: ArrayLike, std: ArrayLike, batch: int, seed: int | None = None) -> Learner:
+        """Begin around `mean` with `std`, learning from `batch` episodes at a time."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Progress:
     """What a callback of :func:`maximize` sees after every batch.
 
     A batch with too few good episodes is no update yet: ``info.n_used`` is 0, and its episodes are there
-    again with the next batch.
+    again with the next batch. `success` is known to learners that act in an environment only.
     """
 
-    optimizer: Optimizer
+    optimizer: Saves
     info: UpdateInfo
     theta: FloatArray
     returns: FloatArray
     episodes: int
     best_return: float
+    success: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -316,12 +396,12 @@ class Result:
     best_parameters, best_return
         Of the best single episode; with noise, luck is part of it.
     curve
-        One record per update, ready for ``pandas.DataFrame(result.curve)``: episodes, mean_return,
+        One record per batch, ready for ``pandas.DataFrame(result.curve)``: episodes, mean_return,
         best_return, kl, entropy, n_failed.
     episodes, n_failed
         How many episodes were spent, and how many of them failed.
     optimizer
-        To go on from here.
+        To go on from here: an :class:`Optimizer`, or a baseline under way.
     """
 
     mean: FloatArray
@@ -330,7 +410,7 @@ class Result:
     curve: NDArray[np.void]
     episodes: int
     n_failed: int
-    optimizer: Optimizer
+    optimizer: Learner
 
 
 class Evaluates(Protocol):
@@ -348,7 +428,7 @@ CURVE = np.dtype(
 
 def maximize(
     f: Callable[[FloatArray], float] | Evaluates,
-    algorithm: Search,
+    algorithm: Search | Starts,
     *,
     mean: ArrayLike,
     std: ArrayLike | None = None,
@@ -366,7 +446,7 @@ def maximize(
         Takes a vector (n,) and returns a number, NaN if the episode failed; or has ``evaluate(theta, seed)``
         for many at once.
     algorithm, mean, std, covariance, seed
-        As for :class:`Optimizer`.
+        As for :class:`Optimizer`. A baseline, such as ``klimb.make_algorithm("cma-es")``, starts from `std`.
     episodes
         How many to spend at most; a rest too small for a batch is not spent.
     batch
@@ -375,33 +455,57 @@ def maximize(
         Called with a :class:`Progress` after every update; returning True ends the search.
     """
     batch = min(whole("batch", batch, algorithm.fewest), whole("episodes", episodes, algorithm.fewest))
-    optimizer = Optimizer(algorithm, mean=mean, std=std, covariance=covariance, seed=seed)
+    optimizer: Learner
+    if isinstance(algorithm, Search) or not hasattr(algorithm, "start"):
+        optimizer = Optimizer(algorithm, mean=mean, std=std, covariance=covariance, seed=seed)  # type: ignore[arg-type]
+        needed = algorithm.fewest
+    else:
+        if std is None or covariance is not None:
+            raise ValueError(f"{algorithm.name} starts from std; klimb's own algorithms take a covariance.")
+        optimizer = algorithm.start(mean=mean, std=std, batch=batch, seed=seed)
+        needed = 0  # it deals with failed episodes itself
     best_parameters, best_return = optimizer.mean, -np.inf
     curve: list[tuple[float, ...]] = []
     spent = n_failed = 0
-    # episodes of batches with too few good ones wait for the next batch
+    # the episodes of a batch; those of batches with too few good ones wait for the next batch
     theta, returns = np.empty((0, optimizer.n_parameters)), np.empty(0)
-    while spent + batch <= episodes:
-        asked = optimizer.ask(batch)
-        seeds = batch_seed(optimizer.seed, optimizer.iteration, len(theta), batch)
-        theta = np.vstack([theta, asked])
-        returns = np.append(returns, _evaluate(f, asked, seeds))
-        spent += batch
-        good = np.isfinite(returns)
-        n_failed += batch - int(good[-batch:].sum())
-        info = UpdateInfo(n_failed=good.size - int(good.sum()), informative=False)
-        if good.any() and returns[good].max() > best_return:
-            top = int(np.argmax(np.where(good, returns, -np.inf)))
-            best_parameters, best_return = theta[top].copy(), float(returns[top])
-        if good.sum() >= algorithm.fewest:
-            info = optimizer.tell(theta, returns)
-            mean_return = float(returns[good].mean())
-            curve.append((spent, mean_return, best_return, info.kl, optimizer.entropy, info.n_failed))
+    ended = False
+    while spent + batch <= episodes and not ended:
+        left = batch
+        info = UpdateInfo(informative=False)
+        told = 0
+        while left and not ended:  # once, but for baselines that ask for a few at a time
+            asked = optimizer.ask(left)
+            ended = len(asked) == 0
+            if ended:
+                break
+            if isinstance(optimizer, Optimizer):
+                seeds = batch_seed(optimizer.seed, optimizer.iteration, len(theta), batch)
+            else:  # a baseline counts its iterations in its own way
+                seeds = batch_seed(optimizer.seed, 0, spent, batch)
+            theta = np.vstack([theta, asked])
+            returns = np.append(returns, _evaluate(f, asked, seeds))
+            spent += len(asked)
+            left -= len(asked)
+            good = np.isfinite(returns)
+            n_failed += len(asked) - int(good[-len(asked) :].sum())
+            if good.any() and returns[good].max() > best_return:
+                top = int(np.argmax(np.where(good, returns, -np.inf)))
+                best_parameters, best_return = theta[top].copy(), float(returns[top])
+            info = UpdateInfo(n_failed=good.size - int(good.sum()), informative=False)
+            if good.sum() >= needed:
+                info = optimizer.tell(theta[told:], returns[told:])
+                told = len(returns)
+        if left == batch:
+            break
+        if told and good.any():
+            mean_return, failed = float(returns[good].mean()), good.size - int(good.sum())
+            curve.append((spent, mean_return, best_return, info.kl, optimizer.entropy, failed))
         if callback is not None:
             progress = Progress(optimizer, info, theta, returns, spent, best_return)
             if callback(progress) is True:
                 break
-        if info.n_used:
+        if told:
             theta, returns = theta[:0], returns[:0]
     if not curve:
         raise RuntimeError(f"only {spent - n_failed} of {spent} episodes were good: nothing to learn from.")

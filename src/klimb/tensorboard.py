@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from klimb.optimizer import Progress
+from klimb.optimizer import Optimizer, Progress
 
 
 class TensorBoard:
@@ -45,10 +45,13 @@ class TensorBoard:
             "update/omega": info.omega,
             "update/temperature": info.temperature,
             "update/failed_episodes": float(info.n_failed),
-            "belief/entropy": optimizer.entropy,
-            "belief/smallest_std": float(optimizer.std.min()),
-            "belief/largest_std": float(optimizer.std.max()),
         }
+        if isinstance(optimizer, Optimizer):  # a baseline has no belief, or keeps it to itself
+            scalars |= {
+                "belief/entropy": optimizer.entropy,
+                "belief/smallest_std": float(optimizer.std.min()),
+                "belief/largest_std": float(optimizer.std.max()),
+            }
         for name, value in scalars.items():
             if value is not None and np.isfinite(value):
                 self._writer.add_scalar(name, value, progress.episodes)

@@ -275,7 +275,8 @@ class Study:
                 f"algorithm must come from a recipe such as klimb.dr_creps(), not {algorithm!r}."
             )
         if batch is None:
-            batch = ALGORITHMS[algorithm.name].batch if algorithm.name in ALGORITHMS else 50
+            usual = ALGORITHMS[algorithm.name].batch if algorithm.name in ALGORITHMS else None
+            batch = usual or 50
         n = count_parameters(mean=mean, names=names, low=low, high=high, std=std, covariance=covariance)
         names = None if names is None else check_names(names, n)
         bounds = check_bounds(low, high, n)
