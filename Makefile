@@ -10,7 +10,7 @@ export OPENBLAS_NUM_THREADS ?= 1
 export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo test lint format bench paper clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-8s %s\n", $$1, $$2}'
@@ -46,6 +46,10 @@ bench: $(VENV)/.installed-test  ## the tables of benchmarks/
 	$(BIN)/python benchmarks/tasks.py
 	$(BIN)/python benchmarks/physics.py
 	$(BIN)/python benchmarks/baselines.py
+
+paper: $(VENV)/.installed  ## rerun what is missing of the paper (hours), draw its figures, judge its claims
+	$(BIN)/klimb reproduce all --figures docs/figures
+	$(BIN)/klimb claims
 
 clean:  ## remove what the other targets made
 	rm -rf $(VENV) build dist demo.png .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -336,9 +336,9 @@ def test_task_whose_simulator_is_missing_is_listed_nevertheless(monkeypatch):
 
 
 def test_list_of_something_else_says_what_there_is():
-    result = invoke("list", "figures")
+    result = invoke("list", "robots")
     assert result.exit_code == 2
-    assert "There are: algorithms, tasks." in result.stderr
+    assert "There are: algorithms, figures, tasks." in result.stderr
 
 
 def test_version():
@@ -355,7 +355,7 @@ def test_help_has_an_example(words):
 def test_completion_knows_tasks_and_algorithms():
     assert cli._complete_task("lq") == [("lqr", TASKS["lqr"].description)]
     assert [name for name, _ in cli._complete_algorithm("dr")] == ["dr-reps", "dr-creps"]
-    assert cli._complete_kind("") == ["tasks", "algorithms"]
+    assert cli._complete_kind("") == ["tasks", "algorithms", "figures"]
 
 
 # as a process

@@ -38,8 +38,9 @@ BESIDE = {
         *{"_validation", "_blas", "gaussian", "updates", "algorithms", "optimizer"},
         *{"tasks", "policies", "baselines"},
     },
+    "experiments": set().union(*ORDER, {"__version__", "tasks", "evaluation", "experiments", "report"}),
 }
-LAST = {"klimb", "cli"}  # the package itself and the command line may import anything
+LAST = {"klimb", "cli", "experiments_cli"}  # the package itself and the command line may import anything
 
 HEAVY = ["numba", "matplotlib", "typer", "mujoco", "sklearn", "torch", "stable_baselines3", "cma"]
 

@@ -1,5 +1,7 @@
 """The command line: run learns a task, replay films it, check tries a task, list says what there is.
 
+The commands of the paper's experiments are in experiments_cli.py.
+
 Exit codes: 0 done, 1 failed while running, 2 wrong usage, 130 stopped by Ctrl-C.
 """
 
@@ -39,6 +41,7 @@ from klimb._command import to_word as _word
 from klimb._validation import FloatArray, lookup, whole
 from klimb.algorithms import ALGORITHMS, BASELINES, make_algorithm
 from klimb.evaluation import Workers
+from klimb.experiments_cli import list_figures, register
 from klimb.optimizer import Evaluates, Optimizer, Result, maximize
 from klimb.optimizer import Progress as Update
 from klimb.paper import EPISODES, usual_settings
@@ -343,7 +346,10 @@ def resume(
 def list_(
     kind: Annotated[
         str,
-        typer.Argument(help="[bold]tasks[/bold] or [bold]algorithms[/bold].", autocompletion=_complete_kind),
+        typer.Argument(
+            help="[bold]tasks[/bold], [bold]algorithms[/bold] or [bold]figures[/bold].",
+            autocompletion=_complete_kind,
+        ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
 ) -> None:
@@ -509,7 +515,12 @@ def _algorithms() -> list[dict[str, Any]]:
     ]
 
 
-KINDS: dict[str, Callable[[], list[dict[str, Any]]]] = {"tasks": _tasks, "algorithms": _algorithms}
+KINDS: dict[str, Callable[[], list[dict[str, Any]]]] = {
+    "tasks": _tasks,
+    "algorithms": _algorithms,
+    "figures": list_figures,
+}
+register(app)
 
 
 @dataclass
