@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import math
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 from rich.console import Console
@@ -16,6 +14,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 from rich.text import Text
 
+from klimb._command import fail, strict_json
 from klimb._validation import lookup
 from klimb.experiments.plan import figure_names, load_figure
 from klimb.experiments.pool import available_cores
@@ -118,7 +117,7 @@ def reproduce(
             unwanted = [name for name in skip or [] if name in mine]
             plans.append(experiment.make_plan(figure, results, seeds, wanted, unwanted))
     except (ValueError, ImportError) as error:
-        _fail(str(error), 2)
+        fail(str(error), 2)
     report, entries = _run(plans, results, workers, quiet)
     if draw:
         for plan in plans:
@@ -157,13 +156,13 @@ def sweep(
         _writable(results)
         plan = experiment.make_plan(grid, results, seeds)
     except (ValueError, ImportError) as error:
-        _fail(str(error), 2)
+        fail(str(error), 2)
     if not plan.lines:
-        _fail(f"{variant} is not available here.", 1)
+        fail(f"{variant} is not available here.", 1)
     report, entries = _run([plan], results, workers, quiet)
     scores = ranked(grid, entries[grid.name])
     if as_json:
-        typer.echo(_strict_json([score._asdict() for score in scores]))
+        typer.echo(strict_json([score._asdict() for score in scores]))
     else:
         table = Table(box=None, padding=(0, 2, 0, 0))
         for heading in (variant, "return at the end", "± error", "average", "seeds"):
@@ -193,9 +192,9 @@ def claims(
     try:
         judged = judge_all(load_claims(only or ()), results)
     except ValueError as error:
-        _fail(str(error), 2)
+        fail(str(error), 2)
     if as_json:
-        typer.echo(_strict_json([verdict.as_dict() for verdict in judged]))
+        typer.echo(strict_json([verdict.as_dict() for verdict in judged]))
         return
     if markdown:
         typer.echo("| verdict | claim | numbers |\n|---|---|---|")
@@ -281,7 +280,7 @@ def _run(
         )
         raise typer.Exit(130) from None
     except OSError as error:
-        _fail(f"could not write to {results}: {error}", 1)
+        fail(f"could not write to {results}: {error}", 1)
 
 
 def _check_variants(figures: Sequence[Figure], names: Sequence[str]) -> None:
@@ -300,19 +299,3 @@ def _writable(directory: Path) -> None:
             pass
     except OSError as error:
         raise ValueError(f"nothing can be written to {directory}: {error.strerror}.") from None
-
-
-def _strict_json(value: Any) -> str:
-    def strict(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: strict(part) for name, part in value.items()}
-        if isinstance(value, list | tuple):
-            return [strict(part) for part in value]
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    return json.dumps(strict(value), allow_nan=False, ensure_ascii=False)
-
-
-def _fail(message: str, code: int) -> NoReturn:
-    typer.echo(f"klimb: {message}", err=True)
-    raise typer.Exit(code)
