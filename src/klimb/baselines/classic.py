@@ -55,7 +55,7 @@ def l_bfgs(tolerance: float = 2.2e-9, step: float = SQRT_EPS) -> Baseline:
     tolerance
         It ends when an iteration improves the return, relative to its size, by less than this.
     step
-        Of the forward differences, in units of std. A noisy return needs a larger one.
+        Of the forward differences, in units of std; noise in the returns is divided by it.
     """
     settings = {"tolerance": positive("tolerance", tolerance), "step": positive("step", step)}
     return Baseline("l-bfgs", settings, partial(_inside_out, partial(_l_bfgs, settings)), _chunk)
