@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 import klimb
-from klimb.evaluation import ONE_THREAD, Workers
+from klimb._processes import ONE_THREAD
+from klimb.evaluation import Workers
 from klimb.tasks import episode_seeds, make_task, task_from_function
 
 

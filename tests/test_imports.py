@@ -11,7 +11,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "klimb"
 
 # Each line may import from the lines above it and from itself.
 ORDER = [
-    {"_validation", "_blas"},
+    {"_validation", "_blas", "_processes"},
     {"gaussian"},
     {"_neighbours", "weighting", "fitting", "effectiveness", "more"},
     {"updates"},
@@ -29,7 +29,7 @@ BESIDE = {
     "_command": set(),
     "study_cli": {"_validation", "_command", "algorithms", "optimizer", "search", "study"},
     "tasks": {"_validation", "tasks", "policies"},
-    "evaluation": {"_validation", "tasks"},
+    "evaluation": {"_processes", "_validation", "tasks"},
     "check": {"_validation", "tasks"},
     "paper": {"algorithms"},
     "policies": {"_validation", "tasks", "policies"},

@@ -14,24 +14,19 @@ a notebook) may hang. So a script that starts them needs the usual ``if __name__
 from __future__ import annotations
 
 import inspect
-import multiprocessing
-import os
 import pickle
 import signal
-import threading
 import traceback
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, NoReturn, Self, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from klimb._processes import Worker, available_cores, end, exit_code, settle_in, start
 from klimb._validation import FloatArray, samples, whole
 from klimb.tasks.task import Task, episode_seeds
 
@@ -39,15 +34,6 @@ BoolArray = NDArray[np.bool_]
 
 # Pieces per worker: several, since episodes differ in length, but not so many that messages dominate.
 PIECES_PER_WORKER = 4
-# Each worker has one core; more threads would only get in each other's way.
-ONE_THREAD = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "NUMBA_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-)
-PATIENCE = 5.0  # seconds that a worker has to leave before it is killed
 
 
 class Piece(NamedTuple):
@@ -70,13 +56,6 @@ class Reply(NamedTuple):
     """Or what it raised."""
 
 
-class Worker(NamedTuple):
-    """A process and the line to it."""
-
-    process: BaseProcess
-    line: Connection
-
-
 class Workers:
     """A task that is evaluated by worker processes.
 
@@ -96,22 +75,14 @@ class Workers:
     """
 
     def __init__(self, task: Task, count: int | None = None) -> None:
-        if count is None:
-            count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        count = whole("count", count, 1)
+        count = available_cores() if count is None else whole("count", count, 1)
         self.task = task
         self._workers: list[Worker] = []
         self._numbers = 0
         pickled = _pickled(task)
-        spawn = multiprocessing.get_context("spawn")
         try:
-            with _one_thread():
-                for _ in range(count):
-                    line, other_end = spawn.Pipe()
-                    process = spawn.Process(target=_work, args=(other_end, pickled), daemon=True)
-                    process.start()
-                    other_end.close()  # so that the line breaks when the worker does
-                    self._workers.append(Worker(process, line))
+            for _ in range(count):
+                self._workers.append(start(_work, pickled))
             for worker in self._workers:
                 ready = self._receive(worker)
                 if ready.error is not None:
@@ -173,15 +144,7 @@ class Workers:
     def close(self) -> None:
         """End the processes; calling it again does no harm."""
         workers, self._workers = self._workers, []
-        for worker in workers:
-            worker.process.terminate()
-        for worker in workers:
-            worker.process.join(PATIENCE)
-            if worker.process.is_alive():
-                worker.process.kill()
-                worker.process.join()
-            worker.process.close()
-            worker.line.close()
+        end(workers)
 
     def __enter__(self) -> Self:
         return self
@@ -233,8 +196,7 @@ class Workers:
 
     def _mourn(self, worker: Worker) -> NoReturn:
         """Raise what is to be said about a worker that died; the others end too."""
-        worker.process.join(PATIENCE)
-        code = worker.process.exitcode
+        code = exit_code(worker)
         self.close()
         cause = f"with exit code {code}"
         if code is not None and code < 0:
@@ -263,26 +225,9 @@ def _pickled(task: Task) -> bytes:
         ) from error
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Let processes that start in here use one thread: libraries read this when they are loaded."""
-    before = {name: os.environ.get(name) for name in ONE_THREAD}
-    os.environ.update(dict.fromkeys(ONE_THREAD, "1"))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
 def _work(line: Connection, pickled: bytes) -> None:
     """What a worker process does: evaluate pieces until the line breaks."""
-    # Ctrl-C reaches all processes of a terminal: what to do about it is the parent's to decide
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    settle_in()
     try:
         task: Task = pickle.loads(pickled)
     except Exception as error:
@@ -306,14 +251,6 @@ def _work(line: Connection, pickled: bytes) -> None:
             line.send(reply)
         except OSError:
             return
-
-
-def _leave_with_parent() -> None:
-    """End this process, also in the middle of an episode, when its parent has ended without a word."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
 
 
 def _portable(error: Exception) -> Exception:

@@ -15,9 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from klimb._command import fail, strict_json
+from klimb._processes import available_cores
 from klimb._validation import lookup
 from klimb.experiments.plan import figure_names, load_figure
-from klimb.experiments.pool import available_cores
 from klimb.experiments.reproduce import Plan, Report, Watcher
 
 if TYPE_CHECKING:

@@ -6,22 +6,18 @@ worker that dies is replaced and its job done once more.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
-import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 
-from klimb.evaluation import ONE_THREAD
+from klimb._processes import Worker, end, exit_code, settle_in, start
 
 ATTEMPTS = 2  # of a job whose worker dies
-PATIENCE = 5.0  # seconds that a worker has to leave before it is killed
 
 Job = tuple[Any, ...]
 
@@ -32,18 +28,6 @@ class Outcome(NamedTuple):
     job: Job
     result: Any = None
     trouble: str | None = None
-
-
-class Worker(NamedTuple):
-    """A process and the line to it."""
-
-    process: BaseProcess
-    line: Connection
-
-
-def available_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def do_all(function: Callable[..., Any], jobs: Sequence[Job], workers: int) -> Iterator[Outcome]:
@@ -63,7 +47,7 @@ def do_all(function: Callable[..., Any], jobs: Sequence[Job], workers: int) -> I
     try:
         while waiting or busy:
             while waiting and len(busy) < workers:
-                worker = idle.pop() if idle else _start(function)
+                worker = idle.pop() if idle else start(_work, function)
                 job, attempt = waiting.popleft()
                 busy[worker.line] = worker, job, attempt
                 with suppress(OSError):  # it has died: its line says so below
@@ -82,7 +66,7 @@ def do_all(function: Callable[..., Any], jobs: Sequence[Job], workers: int) -> I
                 idle.append(worker)
                 yield outcome
     finally:
-        _end(idle + [worker for worker, _, _ in busy.values()])
+        end(idle + [worker for worker, _, _ in busy.values()])
 
 
 def _attempt(function: Callable[..., Any], job: Job) -> Outcome:
@@ -94,20 +78,9 @@ def _attempt(function: Callable[..., Any], job: Job) -> Outcome:
         return Outcome(job, trouble=f"{type(error).__name__} in {where}: {error}")
 
 
-def _start(function: Callable[..., Any]) -> Worker:
-    spawn = multiprocessing.get_context("spawn")
-    line, other_end = spawn.Pipe()
-    with _one_thread():
-        process = spawn.Process(target=_work, args=(function, other_end), daemon=True)
-        process.start()
-    other_end.close()  # so that the line breaks when the worker does
-    return Worker(process, line)
-
-
-def _work(function: Callable[..., Any], line: Connection) -> None:
+def _work(line: Connection, function: Callable[..., Any]) -> None:
     """What a worker does: jobs, until the line breaks."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    settle_in()
     while True:
         try:
             job = line.recv()
@@ -120,46 +93,11 @@ def _work(function: Callable[..., Any], line: Connection) -> None:
             return
 
 
-def _leave_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
 def _bury(worker: Worker) -> str:
     """Clear away a worker that died; how it ended."""
-    worker.process.join(PATIENCE)
-    code = worker.process.exitcode
-    _end([worker])
+    code = exit_code(worker)
+    end([worker])
     if code is not None and code < 0:
         cause = f"by {signal.Signals(-code).name}"
         return f"its worker was ended {cause}" + (" (out of memory?)" if -code == signal.SIGKILL else "")
     return f"its worker ended with exit code {code}"
-
-
-def _end(workers: list[Worker]) -> None:
-    for worker in workers:
-        worker.process.terminate()
-    for worker in workers:
-        worker.process.join(PATIENCE)
-        if worker.process.is_alive():
-            worker.process.kill()
-            worker.process.join()
-        worker.process.close()
-        worker.line.close()
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Let processes that start in here use one thread each."""
-    before = {name: os.environ.get(name) for name in ONE_THREAD}
-    os.environ.update(dict.fromkeys(ONE_THREAD, "1"))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
