@@ -5,7 +5,7 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from test_cli import answer, invoke
 
 import klimb
 from klimb import cli
@@ -29,16 +29,6 @@ NAMES = [
 ]
 STEPWISE = {"ppo", "trpo", "reinforce"}
 SHORT = ["--episodes", "80", "--batch", "20"]
-
-
-def invoke(*words):
-    return CliRunner().invoke(cli.app, [str(word) for word in words])
-
-
-def answer(*words):
-    result = invoke("run", *words, "--json")
-    assert result.exit_code == 0, result.stderr
-    return json.loads(result.stdout.splitlines()[-1], parse_constant=pytest.fail)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import klimb
 from klimb import cli
+from klimb._command import to_value
 from klimb.algorithms import ALGORITHMS
 from klimb.report.curves import plot_curve, round_numbers
 from klimb.tasks import TASKS, TaskEntry
@@ -148,7 +149,7 @@ def test_settings_and_options_arrive_with_their_types():
     ],
 )
 def test_values_are_read_as_what_they_look_like(word, value):
-    read = cli._value(word)
+    read = to_value(word)
     assert read == value
     assert type(read) is type(value)
 

@@ -32,12 +32,7 @@ from rich.table import Table
 from rich.text import Text
 
 from klimb import __version__, study_cli
-from klimb._command import assignments as _assignments
-from klimb._command import fail as _fail
-from klimb._command import number as _number
-from klimb._command import strict_json as _strict_json
-from klimb._command import to_value as _value  # noqa: F401
-from klimb._command import to_word as _word
+from klimb._command import assignments, fail, number, strict_json, to_word
 from klimb._validation import FloatArray, lookup, whole
 from klimb.algorithms import ALGORITHMS, BASELINES, make_algorithm
 from klimb.evaluation import Workers
@@ -191,13 +186,13 @@ def run(
     Ctrl-C ends the run after the batch at hand; what was learned by then is reported and saved as usual.
     """
     try:
-        task_options = _assignments("--option", options)
+        task_options = assignments("--option", options)
         if policy is not None:
             task_options["policy"] = policy
         problem = make_task(task, **task_options)
         entry = lookup("algorithm", algorithm, ALGORITHMS | BASELINES)
         given, usual_batch = usual_settings(task, algorithm, problem.n_parameters)
-        given |= _assignments("--set", settings)
+        given |= assignments("--set", settings)
         search = make_algorithm(algorithm, **given)
         if batch is None:
             batch = usual_batch or search.usual_batch(problem.n_parameters)
@@ -216,7 +211,7 @@ def run(
         _check_files(plot, save)
         counts_success = _counts_success(problem)
     except (ValueError, ImportError) as error:
-        _fail(str(error), 2)
+        fail(str(error), 2)
     settled = {
         "task": task,
         "options": task_options,
@@ -299,7 +294,7 @@ def run(
             note = f"{algorithm} has come to its end and spent no more episodes: it has nothing left to try."
         _print_summary(summary, note, plot, save)
     if as_json:
-        typer.echo(_strict_json(summary))
+        typer.echo(strict_json(summary))
     for trouble in troubles:
         typer.echo(f"klimb: {trouble}", err=True)
     if record.stop:
@@ -331,7 +326,7 @@ def resume(
         with Study(file) as study:
             settled = study_cli.settled_run(study)
         for name in ("options", "settings"):
-            settled[name] = [f"{key}={_word(value)}" for key, value in settled[name].items()]
+            settled[name] = [f"{key}={to_word(value)}" for key, value in settled[name].items()]
     settled["episodes"] = episodes or settled["episodes"]
     run(**settled, plot=plot, save=save, study=file, as_json=as_json, quiet=quiet)
 
@@ -357,9 +352,9 @@ def list_(
     try:
         entries = lookup("kind of list", kind, KINDS)()
     except ValueError as error:
-        _fail(str(error), 2)
+        fail(str(error), 2)
     if as_json:
-        typer.echo(_strict_json(entries))
+        typer.echo(strict_json(entries))
         return
     table = Table(box=None, padding=(0, 2, 1, 0), show_header=False)
     for entry in entries:
@@ -369,7 +364,7 @@ def list_(
             lines.append(f"\n{entry['missing']}", style="yellow")
         else:
             lines.append(
-                "\n" + "  ".join(f"{name}={_word(value)}" for name, value in choices.items()), "cyan"
+                "\n" + "  ".join(f"{name}={to_word(value)}" for name, value in choices.items()), "cyan"
             )
         if "reference" in entry:
             batch = entry["batch"] or "4 + 3 log n"
@@ -407,7 +402,7 @@ def replay(
     try:
         check_film_format(output)
         _check_files(None, output)
-        problem = make_task(task, **_assignments("--option", options))
+        problem = make_task(task, **assignments("--option", options))
         if not isinstance(problem, Watchable):
             raise ValueError(
                 f"there is nothing to see of {task}; ship-steering, air-hockey, ball-stopping and "
@@ -421,7 +416,7 @@ def replay(
             )
         size = {name: value for name, value in (("width", width), ("height", height)) if value is not None}
     except (ValueError, ImportError, OSError) as error:
-        _fail(str(error), 2)
+        fail(str(error), 2)
     try:
         film = problem.film(learned, seed, **size)
         columns = (BarColumn(), MofNCompleteColumn(), TextColumn("frames"), TimeRemainingColumn())
@@ -430,7 +425,7 @@ def replay(
             shown = bar.track(film.frames, total=film.count)
             save_film(Film(iter(shown), film.count, film.rate), output)
     except (RuntimeError, OSError) as error:
-        _fail(str(error), 1)
+        fail(str(error), 1)
     typer.echo(f"{film.count} frames in {output}")
 
 
@@ -465,12 +460,12 @@ def check(
     from klimb.check import check_task, load_task
 
     try:
-        task = load_task(place, **_assignments("--option", options))
+        task = load_task(place, **assignments("--option", options))
     except (ValueError, ImportError) as error:
-        _fail(str(error), 2)
+        fail(str(error), 2)
     findings = check_task(task, episodes=episodes)
     if as_json:
-        typer.echo(_strict_json([finding._asdict() for finding in findings]))
+        typer.echo(strict_json([finding._asdict() for finding in findings]))
     else:
         table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
         styles = {"ok": "green", "warning": "yellow", "error": "bold red"}
@@ -607,8 +602,8 @@ def _progress_bar(record: Record, shown: bool) -> Iterator[None]:
 
         def show(update: Update) -> None:
             good = update.returns[np.isfinite(update.returns)]
-            mean = _number(good.mean()) if good.size else "none"
-            text = f"mean return {mean}  best {_number(update.best_return)}"
+            mean = number(good.mean()) if good.size else "none"
+            text = f"mean return {mean}  best {number(update.best_return)}"
             if record.success_rate is not None:
                 text += f"  success {record.success_rate:.0%}"
             bar.update(place, completed=update.episodes, description=text)
@@ -790,7 +785,7 @@ def _print_summary(
         "optimum": summary["optimum"],
     }
     for name, value in rows.items():
-        table.add_row(name, "not known" if value is None else _number(value))
+        table.add_row(name, "not known" if value is None else number(value))
     if summary["success_rate"] is not None:
         first = summary["first_success"]
         table.add_row(f"success rate {under}", f"{summary['success_rate']:.1%}")

@@ -113,12 +113,7 @@ def _scale_returns(axes: Axes, low: float, top: float, mean: FloatArray) -> None
         return
     unit = max(gap, 1e-3 * span)
 
-    def bend(y: Any) -> Any:
-        return np.arcsinh((y - top) / unit)
-
-    def unbend(z: Any) -> Any:
-        return top + unit * np.sinh(z)
-
+    bend, unbend = bending(top, unit)
     axes.set_yscale("function", functions=(bend, unbend))
     height = -bend(low)
     bottom, ceiling = float(unbend(-1.04 * height)), float(unbend(0.1 * height))
@@ -126,6 +121,18 @@ def _scale_returns(axes: Axes, low: float, top: float, mean: FloatArray) -> None
     axes.set_yticks(round_numbers(bottom, ceiling, top, bend))
     axes.yaxis.set_major_formatter("{x:,.10g}")
     axes.minorticks_off()
+
+
+def bending(top: float, unit: float) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """A scale and its inverse: distances below `top` in proportion up to `unit`, then as their logarithm."""
+
+    def bend(y: Any) -> Any:
+        return np.arcsinh((y - top) / unit)
+
+    def unbend(z: Any) -> Any:
+        return top + unit * np.sinh(z)
+
+    return bend, unbend
 
 
 def round_numbers(low: float, high: float, top: float, bend: Callable[[float], float]) -> list[float]:

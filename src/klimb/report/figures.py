@@ -15,7 +15,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from klimb._validation import FloatArray
-from klimb.report.curves import GREY, LARGEST_LINEAR, check_format, round_numbers
+from klimb.report.curves import GREY, LARGEST_LINEAR, bending, check_format, round_numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -235,12 +235,7 @@ def _scale(all_axes: Sequence[Axes], panels: Sequence[Panel]) -> None:
         return
     unit = max(gap, 1e-3 * span)
 
-    def bend(y: Any) -> Any:
-        return np.arcsinh((y - top) / unit)
-
-    def unbend(z: Any) -> Any:
-        return top + unit * np.sinh(z)
-
+    bend, unbend = bending(top, unit)
     height = -bend(low)
     bottom, ceiling = float(unbend(-1.03 * height)), float(unbend(0.08 * height))
     for axes in all_axes:
