@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 
 import matplotlib.image
 import numpy as np
@@ -16,7 +17,7 @@ from scipy import stats
 from typer.testing import CliRunner
 
 import klimb
-from klimb import cli
+from klimb import algorithms, cli
 from klimb.experiments import contact, estimators, overview, plan, pool, run, store
 from klimb.experiments import reproduce as experiment
 from klimb.experiments.plan import figure_names, hash_of, load_figure, sweep_of
@@ -58,14 +59,26 @@ algorithm = "nes"
 batch = 12
 epochs = 2
 rollouts = 2
-
+"""
+BASELINES = """
 [[variant]]
 name = "deep"
 label = "deep"
-algorithm = "ppo"
+algorithm = "trpo"
+batch = 8
+epochs = 3
+
+[[variant]]
+name = "classic"
+label = "classic"
+algorithm = "l-bfgs"
 batch = 8
 epochs = 3
 """
+needs_deep = pytest.mark.skipif(
+    any(find_spec(name) is None for name in ("torch", "stable_baselines3", "sb3_contrib")),
+    reason="needs pip install 'klimb[deep]'",
+)
 
 
 @pytest.fixture
@@ -75,11 +88,19 @@ def tiny(tmp_path):
     return path
 
 
+@pytest.fixture
+def compared(tmp_path):
+    path = tmp_path / "compared.toml"
+    path.write_text(TINY + BASELINES)
+    return path
+
+
 def changed(path, old, new, name=None):
     """The figure with something else in its file."""
-    assert old in TINY
+    text = path.read_text()
+    assert old in text
     other = path.with_name(name or path.name)
-    other.write_text(TINY.replace(old, new))
+    other.write_text(text.replace(old, new))
     return load_figure(str(other))
 
 
@@ -149,15 +170,15 @@ def test_values_are_those_of_the_papers_table():
     [
         ("draws = 4", "drawz = 4", "unknown key 'drawz'.*did you mean 'draws'"),
         ("batch = 8", "bach = 8", "unknown key 'bach' in variant 'reduced'.*'batch'"),
-        ("epsilon = 1,", "epsilom = 1,", "unknown setting 'epsilom'.*'epsilon'"),
+        ("epsilon = 1,", "epsilom = 1,", "unknown key 'epsilom' in settings of .*'epsilon'"),
         ("n_states = 2", "n_state = 2", "unknown key 'n_state' in options of lqr.*'n_states'"),
         ('algorithm = "nes"', 'algorithm = "ness"', "unknown algorithm.*'nes'"),
         ("rollouts = 2", "rollouts = 5", "multiple of its rollouts"),
         ("batch = 12", "batch = 2", "must be at least 4"),
-        ('name = "deep"', 'name = "reduced"', "two variants"),
+        ('name = "evolved"', 'name = "reduced"', "two variants"),
         ("draws = 4", "draws = 0", "draws must be a whole number"),
         ("from = 1, to", "start = 1, to", "unknown key 'start'"),
-        ('label = "deep"', 'label = "deep"\ncolour = "dr-crep"', "unknown colour.*'dr-creps'"),
+        ('label = "evolved"', 'label = "evolved"\ncolour = "dr-crep"', "unknown colour.*'dr-creps'"),
         ('title = "tiny"', 'title = "tiny', "figure '.*tiny.toml'"),
     ],
 )
@@ -203,7 +224,7 @@ def test_the_same_run_in_two_figures_is_done_once(tiny, tmp_path):
     second = changed(tiny, 'label = "reduced"', 'label = "again"', "second.toml")
     plans = [experiment.make_plan(figure, tmp_path, 2) for figure in (first, second)]
     report, entries = experiment.reproduce(plans, tmp_path, workers=1)
-    assert report.done == 2 * 3  # ppo is not available
+    assert report.done == 2 * 3
     assert len(entries["tiny"]) == len(entries["second"]) == 6
     assert {entry.label for entry in entries["second"] if entry.variant == "reduced"} == {"again"}
 
@@ -250,6 +271,55 @@ def test_a_run_is_what_the_optimizer_does(tiny):
         info = optimizer.tell(theta, task.evaluate(theta))
         assert entry.column("kl")[epoch] == f"{info.kl:.8g}"
         assert int(entry.column("selected")[epoch], 16) == sum(1 << int(j) for j in info.selected)
+
+
+def test_a_baseline_is_run_as_maximize_runs_it_and_judged_beside(compared):
+    figure = load_figure(str(compared))
+    entry = table(figure, "classic", seed=2)
+    task = make_task("lqr", n_states=2, n_effective=1)
+    spent = []
+    for epochs in (1, 2, 3):
+        result = klimb.maximize(
+            task, klimb.make_algorithm("l-bfgs"), mean=np.zeros(4), std=0.3, episodes=8 * epochs, batch=8
+        )
+        spent.append(str(result.episodes))
+        (expected,) = task.evaluate(result.mean[None])
+        assert entry.numbers("mean_policy_return")[epochs] == pytest.approx(expected, rel=1e-7)
+    assert entry.column("episodes")[1:] == spent
+    assert entry.column("belief_return") == entry.column("mean_policy_return")  # it has no distribution
+    assert set(entry.column("kl")) == {""}
+
+
+def test_a_baseline_that_has_come_to_its_end_spends_no_more(compared):
+    size = 'algorithm = "l-bfgs"\nbatch = {}\nepochs = {}'
+    shorter, longer = size.format(8, 3), size.format(50, 200)
+    entry = table(changed(compared, shorter, longer), "classic")
+    assert entry.column("episodes")[:2] == ["0", "50"]
+    assert len(entry.table.rows) == 3
+    assert 50 < entry.numbers("episodes")[-1] < 100
+    assert entry.numbers("mean_policy_return")[-1] == pytest.approx(-0.25614449, rel=1e-6)
+
+
+@needs_deep
+def test_one_who_acts_is_judged_by_episodes_of_its_own(compared):
+    figure = load_figure(str(compared))
+    entry = table(figure, "deep")
+    assert entry.column("episodes") == ["0", "8", "16", "24"]
+    assert np.isfinite(entry.numbers("mean_policy_return")).all()
+    assert np.isfinite(entry.numbers("batch_return")[1:]).all()
+    more = table(changed(compared, "draws = 4", "draws = 50"), "deep")
+    assert entry.column("batch_return") == more.column("batch_return")
+    assert entry.column("belief_return") != more.column("belief_return")
+
+
+def test_without_its_extra_a_variant_is_left_out_and_what_it_needs_is_named(compared, tmp_path, monkeypatch):
+    monkeypatch.setitem(algorithms.EXTRAS, "deep", ("no_such_module",))
+    command = ("reproduce", compared, "--seeds", 1, "--results", tmp_path / "some", "--no-draw")
+    result = invoke(*command)
+    assert result.exit_code == 0, result.output
+    assert "left out: deep needs no_such_module: pip install 'klimb[deep]'" in " ".join(result.stderr.split())
+    names = {entry.variant for entry in store.read_results(tmp_path / "some" / "compared.csv.gz")}
+    assert names == {"reduced", "diagonal", "evolved", "classic"}
 
 
 def test_precision_and_recall_count_the_parameters_that_matter(tiny):
@@ -439,7 +509,6 @@ def test_two_workers_give_the_same_file_as_one_and_failures_are_reported(tiny, t
     _, expected = do(figure, tmp_path / "one", seeds=2)
     result = invoke("reproduce", tiny, "--seeds", 2, "--workers", 2, "--results", tmp_path / "two")
     assert result.exit_code == 0, result.output
-    assert "deep not available here, left out" in result.stderr
     assert (tmp_path / "two" / "tiny.csv.gz").read_bytes() == expected
 
 

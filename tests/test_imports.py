@@ -38,7 +38,7 @@ BESIDE = {
         *{"_validation", "_blas", "gaussian", "updates", "algorithms", "optimizer"},
         *{"tasks", "policies", "baselines"},
     },
-    "experiments": set().union(*ORDER, {"__version__", "tasks", "evaluation", "experiments", "report"}),
+    "experiments": set().union(*ORDER, {"__version__", "tasks", "baselines", "experiments", "report"}),
 }
 LAST = {"klimb", "cli", "experiments_cli"}  # the package itself and the command line may import anything
 

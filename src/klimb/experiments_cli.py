@@ -158,7 +158,7 @@ def sweep(
     except (ValueError, ImportError) as error:
         fail(str(error), 2)
     if not plan.lines:
-        fail(f"{variant} is not available here.", 1)
+        fail(f"{'; '.join(plan.missing)}.", 1)
     report, entries = _run([plan], results, workers, quiet)
     scores = ranked(grid, entries[grid.name])
     if as_json:

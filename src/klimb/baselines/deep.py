@@ -235,7 +235,9 @@ class ActorCritic:
         buffer.compute_returns_and_advantage(self._torch.zeros(1), np.ones(1))
         model.rollout_buffer = buffer
         with _one_thread(self._torch), _private_randomness(self._torch):
-            np.random.seed(int(self._rng.integers(2**32)))  # noqa: NPY002  (what the buffer shuffles with)
+            seed = int(self._rng.integers(2**32))
+            np.random.seed(seed)  # noqa: NPY002  (what the buffer shuffles with)
+            self._torch.manual_seed(seed)  # what TRPO's conjugate gradients start from
             model.train()
         if self._normalise:
             self._statistics.add(rollout.observations[good])

@@ -1,8 +1,8 @@
 """Many environments of a task that step at once, for learners that act step by step.
 
-An :class:`Arena` holds N environments, numbered by row; any rows of it can be reset or stepped together. The
-LQR and the ship are computed for all rows at once, other tasks have one environment after the other do its
-step. :func:`run` lets one episode per row go to its end.
+An :class:`Arena` holds N environments, numbered by row; any rows of it can be reset or stepped together.
+klimb's own tasks are computed for all rows at once; Gymnasium environments do their steps one after the
+other. :func:`run` lets one episode per row go to its end.
 
 Dynamics, rewards, starts and time limits are those of the task's Gymnasium environment, and so are actions:
 an arena clips them to the action space. Returns are discounted as the task does.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import gymnasium
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from klimb._validation import FloatArray, IntArray
 from klimb.policies.linear import Linear
-from klimb.tasks import Task, environments
+from klimb.tasks import Task
 from klimb.tasks.gymnasium import GymnasiumTask, _failures, _make_environment, _mujoco_warned
 from klimb.tasks.lqr import LQR
 from klimb.tasks.ship_steering import FIXED_START, OUT_COST, SHIP, ShipSteering
@@ -353,11 +353,11 @@ def make_arena(task: Task, algorithm: str, count: int) -> Arena:
             reuse=task.reuse,
             failures=task.failures,
         )
-    robot: Any = task
-    if type(task).__name__ in ROBOTS and is_dataclass(robot):
-        options = {field.name: getattr(robot, field.name) for field in fields(robot)}
-        creator, horizon, discount = ROBOTS[type(task).__name__]
-        return EnvironmentArena(lambda: creator(**options), count, horizon, discount)
+    if type(task).__name__ in ROBOTS:  # by name, since importing the tasks loads a simulator
+        from klimb.baselines import robots
+
+        arena: Callable[[Any, int], Arena] = getattr(robots, ROBOTS[type(task).__name__])
+        return arena(task, count)
     raise ValueError(
         f"{algorithm} acts step by step in an environment, and {type(task).__name__} has none: it takes a "
         "parameter vector and gives a return. All algorithms but ppo, trpo, reinforce and ars v2-t can learn "
@@ -365,8 +365,4 @@ def make_arena(task: Task, algorithm: str, count: int) -> Arena:
     )
 
 
-# Their limits are spelled out, since importing the tasks loads a simulator.
-ROBOTS: dict[str, tuple[Callable[..., gymnasium.Env[Any, Any]], int, float]] = {
-    "AirHockey": (environments.AirHockeyEnvironment, 120, 0.99),
-    "BallStopping": (environments.BallStoppingEnvironment, 750, 0.99),
-}
+ROBOTS = {"AirHockey": "AirHockeyArena", "BallStopping": "BallStoppingArena"}

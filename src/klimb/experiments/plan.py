@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from klimb._validation import is_number, lookup, nearest, one_of, positive, whole
-from klimb.algorithms import ALGORITHMS, make_algorithm
-from klimb.experiments.baselines import BASELINES
+from klimb.algorithms import ALGORITHMS, BASELINES, Algorithm, make_algorithm
 from klimb.report.figures import LINES, PALETTE
 from klimb.tasks import task_entry
 
@@ -44,7 +43,7 @@ class Variant:
     name, label
         For the command line and the files, and for the legend.
     algorithm, settings
-        As for :func:`klimb.make_algorithm`, or a name of :data:`~klimb.experiments.baselines.BASELINES`.
+        As for :func:`klimb.make_algorithm`.
     batch, epochs
         Episodes per update, and updates.
     rollouts
@@ -73,9 +72,9 @@ class Variant:
     sweep: dict[str, list[Any]] = field(default_factory=dict)
 
     @property
-    def is_baseline(self) -> bool:
-        """Whether it is learned by something other than a search of klimb's."""
-        return self.algorithm in BASELINES
+    def entry(self) -> Algorithm:
+        """The algorithm in the list of all."""
+        return (ALGORITHMS | BASELINES)[self.algorithm]
 
 
 @dataclass(frozen=True)
@@ -120,13 +119,11 @@ class Figure:
             return {"kind": self.kind, "protocol": PROTOCOL, **self.problem}
         options = {**task_entry(self.task).options(), **self.options}
         options.pop("threads", None)  # no return depends on it
-        settings: Settings = variant.settings
-        if not variant.is_baseline:
-            defaults = ALGORITHMS[variant.algorithm].settings
-            settings = {
-                name: float(value) if is_number(value) and isinstance(defaults[name], float) else value
-                for name, value in {**defaults, **settings}.items()  # 17 and 17.0 are one setting
-            }
+        defaults = variant.entry.settings
+        settings = {
+            name: float(value) if is_number(value) and isinstance(defaults[name], float) else value
+            for name, value in {**defaults, **variant.settings}.items()  # 17 and 17.0 are one setting
+        }
         return {
             "kind": SEARCH,
             "protocol": PROTOCOL,
@@ -258,15 +255,17 @@ def _variant(table: Settings) -> Variant:
     where = f"variant {name!r}"
     check_keys(where, table, known, ["name", "label", "algorithm", "batch", "epochs"])
     algorithm, settings = table["algorithm"], table.get("settings", {})
-    if algorithm not in BASELINES:
-        lookup(f"algorithm of {where}", algorithm, {**ALGORITHMS, **dict.fromkeys(BASELINES)})
-        search = make_algorithm(algorithm, **settings)
+    entry = lookup(f"algorithm of {where}", algorithm, ALGORITHMS | BASELINES)
+    check_keys(f"settings of {where}", settings, entry.settings)
+    fewest = 1 if entry.missing else make_algorithm(algorithm, **settings).fewest
     rollouts = whole(f"rollouts of {where}", table.get("rollouts", 1), 1)
     batch = whole(f"batch of {where}", table["batch"], 1)
     if batch % rollouts:
         raise ValueError(f"batch of {where} must be a multiple of its rollouts, {rollouts}, but is {batch}.")
-    if algorithm not in BASELINES and batch // rollouts < search.fewest:
-        raise ValueError(f"batch of {where} must be at least {search.fewest * rollouts}, but is {batch}.")
+    if batch // rollouts < fewest:
+        raise ValueError(f"batch of {where} must be at least {fewest * rollouts}, but is {batch}.")
+    if rollouts > 1 and algorithm in BASELINES:
+        raise ValueError(f"rollouts of {where} must be 1: {algorithm} does not average over episodes.")
     colour = str(table.get("colour", algorithm))
     lookup(f"colour of {where}", colour, PALETTE)
     lookup(f"line of {where}", table.get("line", "solid"), LINES)
@@ -317,7 +316,7 @@ def sweep_of(figure: Figure, variant: Variant) -> list[Variant]:
         batch = chosen.pop("batch", variant.batch)
         epochs = max(1, variant.batch * variant.epochs // batch)
         settings = {**variant.settings, **chosen}
-        if not variant.is_baseline:
+        if not variant.entry.missing:
             make_algorithm(variant.algorithm, **settings)
         grid.append(
             Variant(

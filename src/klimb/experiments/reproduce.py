@@ -10,11 +10,11 @@ from typing import NamedTuple
 import numpy as np
 
 from klimb._validation import FloatArray
-from klimb.experiments.baselines import available
 from klimb.experiments.estimators import ESTIMATORS as ESTIMATOR_NAMES
 from klimb.experiments.plan import (
     ESTIMATORS,
     OVERVIEW,
+    SEARCH,
     Figure,
     Settings,
     Variant,
@@ -70,7 +70,7 @@ class Plan:
     figure: Figure
     lines: list[Line]
     missing: list[str] = field(default_factory=list)
-    """Variants that cannot be run here."""
+    """Variants that cannot be run here, and what they need."""
     before: list[Entry] = field(default_factory=list)
     """Runs in its results file."""
 
@@ -116,8 +116,8 @@ def make_plan(
     for variant in figure.variants:
         if (only and variant.name not in only) or variant.name in skip:
             continue
-        if variant.is_baseline and not available(variant.algorithm):
-            plan.missing.append(variant.name)
+        if figure.kind == SEARCH and variant.entry.missing:
+            plan.missing.append(f"{variant.name} {variant.entry.missing}")
             continue
         settings = figure.resolve(variant)
         plan.lines.append(Line(variant, settings, hash_of(settings), figure.seeds_of(variant, seeds)))
@@ -154,7 +154,7 @@ def reproduce(
     report = Report()
     for plan in plans:
         if plan.missing:
-            watcher.say(f"{plan.figure.name}: {', '.join(plan.missing)} not available here, left out.")
+            watcher.say(f"{plan.figure.name}: left out: {'; '.join(plan.missing)}.")
     wanted: dict[Key, Settings] = {}
     # seed by seed, so that what is there when it is stopped is balanced
     lines = [line for plan in plans for line in plan.lines]

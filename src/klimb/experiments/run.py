@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from klimb import __version__
-from klimb._blas import single_threaded
-from klimb._validation import FloatArray, IntArray
-from klimb.algorithms import make_algorithm
-from klimb.experiments import contact, estimators, overview
-from klimb.experiments.baselines import BASELINES, run_baseline
+from klimb._validation import IntArray
+from klimb.algorithms import BASELINES, make_algorithm
+from klimb.experiments import estimators, overview
+from klimb.experiments.baselines import baseline_run
+from klimb.experiments.judge import EPISODES, Judge, average, stream
 from klimb.experiments.plan import ESTIMATORS, OVERVIEW, SEARCH, Settings
 from klimb.optimizer import Optimizer
-from klimb.tasks import Task, episode_seeds, make_task
+from klimb.tasks import make_task
 from klimb.updates import UpdateInfo
 
 #: Columns of a search, one row per epoch; epoch 0 is the belief before it has learned anything.
@@ -46,9 +43,6 @@ COLUMNS = (
 )
 COLUMNS_OF = {SEARCH: COLUMNS, ESTIMATORS: estimators.COLUMNS, OVERVIEW: overview.COLUMNS}
 
-# Streams of a run by the last part of their spawn key; 0 to 2 are those of Optimizer and maximize.
-EPISODES, DRAWS, JUDGING = 2, 3, 4
-
 
 class Table(NamedTuple):
     """What a run leaves: text as it stands in the files, so that reading and writing changes nothing."""
@@ -66,7 +60,7 @@ def perform(settings: Settings, seed: int) -> Table:
     elif settings["kind"] == OVERVIEW:
         records = overview.matrices(settings, seed)
     elif settings["algorithm"] in BASELINES:
-        records = run_baseline(settings, seed)
+        records = baseline_run(settings, seed)
     else:
         records = search_run(settings, seed)
     columns = COLUMNS_OF[settings["kind"]]
@@ -120,45 +114,6 @@ def search_run(settings: Settings, seed: int) -> list[dict[str, Any]]:
     return records
 
 
-class Judge:
-    """Says how good a belief is, from episodes that are not counted.
-
-    Draws and episodes of an epoch depend on (seed, epoch) alone, and on no stream of the search.
-    """
-
-    def __init__(self, task: Task, draws: int, seed: int) -> None:
-        self.task, self.draws, self.seed = task, draws, seed
-        self.evaluate = successes(task)
-
-    def __call__(self, optimizer: Optimizer, epoch: int) -> dict[str, Any]:
-        """Judge the belief of that epoch."""
-        rng = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=(epoch, DRAWS)))
-        with single_threaded():
-            theta = optimizer.belief.sample(rng, self.draws)
-        seeds = episode_seeds(stream(self.seed, epoch, JUDGING), self.draws + 1)
-        returns, success = self.evaluate(np.vstack([theta, optimizer.mean]), seeds)
-        return {
-            "belief_return": average(returns[:-1]),
-            "mean_policy_return": average(returns[-1:]),
-            "success_rate": None if success is None else float(success[:-1].mean()),
-            "contact_rate": contact.rate(self.task, theta, seeds[:-1]),
-        }
-
-
-def stream(seed: int, epoch: int, purpose: int) -> int:
-    """Seed of an epoch's episodes."""
-    sequence = np.random.SeedSequence(seed, spawn_key=(epoch, purpose))
-    return int(sequence.generate_state(1, np.uint64)[0])
-
-
-def successes(task: Task) -> Callable[[FloatArray, Any], tuple[FloatArray, NDArray[np.bool_] | None]]:
-    """Evaluate with success where the task tells, and with None where it does not."""
-    evaluate: Any = task.evaluate
-    if "return_success" in inspect.signature(evaluate).parameters:
-        return lambda theta, seeds: evaluate(theta, seeds, return_success=True)
-    return lambda theta, seeds: (evaluate(theta, seeds), None)
-
-
 def describe(info: UpdateInfo, n: int, known: IntArray | None) -> dict[str, Any]:
     """What an update reports, as cells; precision and recall where the effective parameters are known."""
     record: dict[str, Any] = {"kl": info.kl, "effective_sample_size": info.effective_sample_size}
@@ -173,12 +128,6 @@ def describe(info: UpdateInfo, n: int, known: IntArray | None) -> dict[str, Any]
 def bits(selected: IntArray, n: int) -> str:
     """A set of coordinates below n as a hexadecimal number, coordinate j being bit j."""
     return f"{sum(1 << int(j) for j in selected):0{-(-n // 4)}x}"
-
-
-def average(returns: FloatArray) -> float | None:
-    """Mean of the episodes that did not fail."""
-    good = returns[np.isfinite(returns)]
-    return float(good.mean()) if good.size else None
 
 
 def positive_definite(optimizer: Optimizer) -> bool:

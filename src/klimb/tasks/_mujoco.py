@@ -1,11 +1,11 @@
-"""Many open-loop episodes of one MuJoCo model at once, and one episode at a time for an environment.
+"""Many episodes of one MuJoCo model at once, and one episode at a time for an environment.
 
-`roll_out` steps a batch through :class:`mujoco.batch.Batch` on any number of threads. Each episode is a row
-of MuJoCo's integration state (position, velocity, controls and the solver's warm start), so nothing leaks
-from one episode to the next, and the numbers are those of a plain loop over ``mj_step`` to the last bit:
-whatever the number of threads, the size of the batch or the order of its rows. Episodes are simulated some
-control steps at a time; the task scores each segment and says which episodes go on, so that memory stays
-bounded and an episode that is over costs nothing more.
+`roll_out` runs a batch of open-loop episodes on any number of threads, by :class:`Simulations`, which holds a
+:class:`mujoco.batch.Batch`. Each episode is a row of MuJoCo's integration state (position, velocity, controls
+and the solver's warm start), so nothing leaks from one episode to the next, and the numbers are those of a
+plain loop over ``mj_step`` to the last bit: whatever the number of threads, the size of the batch or the
+order of its rows. Episodes are simulated some control steps at a time; the task scores each segment and says
+which episodes go on, so that memory stays bounded and an episode that is over costs nothing more.
 
 A simulation that goes wrong is reported, never repaired: MuJoCo puts a diverged simulation back to its start
 and carries on, which would turn a broken episode into a good-looking return.
@@ -98,22 +98,67 @@ def roll_out(
     chunk = max(threads, _SEGMENT_BYTES // per_episode)
     for first in range(0, count, chunk):
         rows = np.arange(first, min(first + chunk, count))
-        batch = Batch(model, rows.size, min(threads, rows.size))
-        batch.qpos = initial[rows, : model.nq]
-        batch.qvel = initial[rows, model.nq :]
+        simulations = Simulations(model, rows.size, substeps, min(threads, rows.size))
+        simulations.reset(rows - first, initial[rows])
         for start in range(0, horizon, segment):
-            held = controls[rows, start : start + segment].repeat(substeps, axis=1)
-            record = batch.rollout(
-                held.shape[1], held, record=(_STATE, "sensordata"), ids=(rows - first).astype(np.int32)
-            )
-            states, sensors = record[_STATE], record["sensordata"]
-            # [..., 1] counts how often each kind of warning was given
-            broken = batch.warning[rows - first, :, 1].any(axis=1) | ~np.isfinite(states[:, -1]).all(axis=1)
+            states, sensors, broken = simulations.step(rows - first, controls[rows, start : start + segment])
             failed[rows] = broken
             rows = rows[score(rows, start, states, sensors) & ~broken]
             if rows.size == 0:
                 break
     return failed
+
+
+class Simulations:
+    """Episodes side by side, some control steps at a time.
+
+    Parameters
+    ----------
+    model
+        What is simulated; it is not modified.
+    count
+        How many episodes.
+    substeps
+        Physics steps per control step.
+    threads
+        Threads that simulate; no number depends on it.
+    """
+
+    def __init__(self, model: mujoco.MjModel, count: int, substeps: int = 1, threads: int = 1) -> None:
+        self.substeps = substeps
+        self._positions = model.nq
+        self._batch = Batch(model, count, threads)
+        self._warnings = np.zeros(count, dtype=np.int64)
+
+    def reset(self, rows: Rows, initial: FloatArray) -> None:
+        """Start the episodes `rows` (M,) from positions and velocities (M, nq + nv), all else being zero."""
+        self._batch.reset(rows.astype(np.int32), stage=int(mujoco.mjtStage.mjSTAGE_NONE))
+        self._batch.qpos[rows] = initial[:, : self._positions]
+        self._batch.qvel[rows] = initial[:, self._positions :]
+        self._warnings[rows] = self._counted(rows)
+
+    def step(self, rows: Rows, controls: FloatArray) -> tuple[FloatArray, FloatArray, BoolArray]:
+        """Go on with the episodes `rows` (M,) by the controls (M, T, nu) of their next T control steps.
+
+        Returns
+        -------
+        states, sensors
+            (M, K, ...) of the K = T * substeps physics steps, as for :data:`Score`.
+        broken
+            (M,): whether MuJoCo has warned since the reset, or a state is not finite.
+        """
+        held = controls.repeat(self.substeps, axis=1)
+        record = self._batch.rollout(
+            held.shape[1], held, record=(_STATE, "sensordata"), ids=rows.astype(np.int32)
+        )
+        states, sensors = record[_STATE], record["sensordata"]
+        warned = self._counted(rows) > self._warnings[rows]
+        return states, sensors, warned | ~np.isfinite(states[:, -1]).all(axis=1)
+
+    def _counted(self, rows: Rows) -> NDArray[np.int64]:
+        """How many warnings MuJoCo has given of any kind."""
+        total: NDArray[np.int64] = self._batch.warning[rows, :, 1].sum(axis=1, dtype=np.int64)
+        return total
 
 
 def film_of(

@@ -62,7 +62,7 @@ ARM_AT_START = (-0.9273, 0.9273, math.pi / 2)  # mallet at (-.81, 0)
 # How an episode stands.
 PLAYING, GOAL, OWN_GOAL, OFF_TABLE = 0, 1, 2, 3
 
-_NOT_TOUCHED = -1.0  # any number below 0: an approach is never negative
+NOT_TOUCHED = -1.0  # any number below 0: an approach is never negative
 
 
 # ---------------------------------------------------------------------------------- questions to the physics
@@ -185,6 +185,18 @@ def _judge_segment(
                 break
 
 
+def judge_step(
+    states: FloatArray, touches: FloatArray, actions: FloatArray, strokes: FloatArray
+) -> tuple[FloatArray, FloatArray, NDArray[np.int64]]:
+    """:func:`judge` for one control step of N episodes: states (N, SUBSTEPS, 10), actions (N, 3)."""
+    count = len(states)
+    rewards, strokes, outcomes = np.zeros(count), strokes.copy(), np.zeros(count, dtype=np.int64)
+    once = np.ones(1)
+    rows = np.arange(count)
+    _judge_segment(rows, 0, states, touches, actions[:, None], once, strokes, rewards, outcomes)
+    return rewards, strokes, outcomes
+
+
 # --------------------------------------------------------------------------------------- start and actuation
 
 
@@ -265,7 +277,7 @@ class AirHockey:
         actions = self.policy.trajectory(samples("theta", theta, self.n_parameters))
         count = len(actions)
         initial = self._initial_states(seed, count)
-        returns, strokes = np.zeros(count), np.full(count, _NOT_TOUCHED)
+        returns, strokes = np.zeros(count), np.full(count, NOT_TOUCHED)
         outcomes = np.full(count, PLAYING, dtype=np.int64)
         discounts = DISCOUNT ** np.arange(HORIZON, dtype=np.float64)
 
@@ -335,7 +347,7 @@ class AirHockeyGame:
         self.puck = one_of("puck", puck, ("incoming", "random", "still"))
         self.simulation = Simulation(load_model(MODEL), SUBSTEPS)
         self.outcome = PLAYING
-        self._stroke = _NOT_TOUCHED
+        self._stroke = NOT_TOUCHED
 
     def reset(self, rng: np.random.Generator) -> FloatArray:
         """Start an episode; its first state (10,)."""
@@ -345,7 +357,7 @@ class AirHockeyGame:
         """Start an episode at a given state (10,)."""
         self.simulation.reset(state)
         self.outcome = PLAYING
-        self._stroke = _NOT_TOUCHED
+        self._stroke = NOT_TOUCHED
         return state
 
     def step(self, action: ArrayLike) -> tuple[FloatArray, float, bool]:
