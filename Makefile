@@ -3,14 +3,14 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 # All that the tests need, in one command: so that nothing pulls another torch than the pinned one.
-EXTRAS = test,deep,parquet,peers,tensorboard,video
+EXTRAS = test,deep,docs,parquet,peers,tensorboard,video
 
 # One core per process: parallelism belongs to the test runner, and timings stay comparable.
 export OPENBLAS_NUM_THREADS ?= 1
 export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 
-.PHONY: help demo test lint format bench paper clean
+.PHONY: help demo test lint format docs bench paper clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-8s %s\n", $$1, $$2}'
@@ -41,6 +41,9 @@ format: $(VENV)/.installed-test  ## mend what can be mended by a tool
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
+docs: $(VENV)/.installed-test  ## the documentation as a site, in site/; open site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 bench: $(VENV)/.installed-test  ## the tables of benchmarks/
 	$(BIN)/python benchmarks/core.py
 	$(BIN)/python benchmarks/tasks.py
@@ -52,4 +55,4 @@ paper: $(VENV)/.installed  ## rerun what is missing of the paper (hours), draw i
 	$(BIN)/klimb claims
 
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) build dist demo.png .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist site demo.png .hypothesis .mypy_cache .pytest_cache .ruff_cache
