@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 # All that the tests need, in one command: so that nothing pulls another torch than the pinned one.
-EXTRAS = test,deep,docs,parquet,peers,tensorboard,video
+EXTRAS = test,dashboard,deep,docs,parquet,peers,tensorboard,video
 
 # One core per process: parallelism belongs to the test runner, and timings stay comparable.
 export OPENBLAS_NUM_THREADS ?= 1
@@ -49,6 +49,7 @@ bench: $(VENV)/.installed-test  ## the tables of benchmarks/
 	$(BIN)/python benchmarks/tasks.py
 	$(BIN)/python benchmarks/physics.py
 	$(BIN)/python benchmarks/baselines.py
+	$(BIN)/python benchmarks/dashboard.py
 
 paper: $(VENV)/.installed  ## rerun what is missing of the paper (hours), draw its figures, judge its claims
 	$(BIN)/klimb reproduce all --figures docs/figures

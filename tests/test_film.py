@@ -116,6 +116,25 @@ def test_replay_writes_the_ships_way(saved, tmp_path):
         assert picture.n_frames > 5
 
 
+def test_a_study_is_replayed_like_an_optimizer_of_its_mean(tmp_path):
+    mean = np.random.default_rng(0).standard_normal(450)
+    klimb.Study.create(tmp_path / "ship.db", klimb.creps(), mean=mean, std=1.0, seed=0).close()
+    klimb.Optimizer(klimb.creps(), mean=mean, std=1.0, seed=0).save(tmp_path / "ship.npz")
+    for name in ("ship.db", "ship.npz"):
+        result = replay("ship-steering", tmp_path / name, "-o", tmp_path / f"{name}.png")
+        assert result.exit_code == 0, result.stderr
+    assert (tmp_path / "ship.db.png").read_bytes() == (tmp_path / "ship.npz.png").read_bytes()
+
+
+def test_a_damaged_study_is_not_replayed(tmp_path):
+    path = tmp_path / "ship.db"
+    klimb.Study.create(path, klimb.creps(), mean=np.zeros(450), std=1.0, seed=0).close()
+    path.write_bytes(path.read_bytes()[:5000])
+    result = replay("ship-steering", path, "-o", tmp_path / "way.png")
+    assert result.exit_code == 1
+    assert "damaged" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("task", "file", "message"),
     [

@@ -27,13 +27,15 @@ BESIDE = {
     },
     "tensorboard": {"optimizer"},
     "_command": set(),
-    "study_cli": {"_validation", "_command", "algorithms", "optimizer", "search", "study"},
+    "study_cli": {"_validation", "_command", "algorithms", "optimizer", "report", "search", "study"},
     "tasks": {"_validation", "tasks", "policies"},
     "evaluation": {"_processes", "_validation", "tasks"},
     "check": {"_validation", "tasks"},
     "paper": {"algorithms"},
     "policies": {"_validation", "tasks", "policies"},
     "report": {"_validation", "report"},
+    "dashboard": {"_command", "optimizer", "study", "policies", "tasks", "report", "dashboard"},
+    "dashboard_cli": {"_command", "study_cli", "dashboard"},
     "baselines": {
         *{"_validation", "_blas", "gaussian", "updates", "algorithms", "optimizer"},
         *{"tasks", "policies", "baselines"},
@@ -42,7 +44,17 @@ BESIDE = {
 }
 LAST = {"klimb", "cli", "experiments_cli"}  # the package itself and the command line may import anything
 
-HEAVY = ["numba", "matplotlib", "typer", "mujoco", "sklearn", "torch", "stable_baselines3", "cma"]
+HEAVY = [
+    "numba",
+    "matplotlib",
+    "typer",
+    "mujoco",
+    "sklearn",
+    "torch",
+    "stable_baselines3",
+    "cma",
+    "starlette",
+]
 
 FILES = sorted(SOURCE.rglob("*.py"))
 

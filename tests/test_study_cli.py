@@ -333,6 +333,18 @@ def test_the_curve_has_its_scale_and_its_shape():
     assert [sum(column[i] != " " for column in columns) for i in range(4)] == [1, 1, 2, 4]
 
 
+def test_a_curve_that_begins_far_below_its_end_is_drawn_on_a_bent_scale():
+    values = [-(10.0**-k) for k in range(-3, 4)]
+    columns = [line.split("┤")[1] for line in study_cli.draw_curve(values, height=10)]
+    heights = [sum(column[i] != " " for column in columns) for i in range(7)]
+    assert heights[:4] == sorted(set(heights[:4])), "each step of the climb shows"
+    labels = [float(word) for line in study_cli.draw_curve(values) if (word := line.split("┤")[0].strip())]
+    assert labels[0] == -0.001
+    assert labels[-1] == -1000
+    assert sorted(labels, reverse=True) == labels
+    assert len(labels) == 4
+
+
 @pytest.mark.parametrize("values", [[1.0], [2.0, 2.0], list(range(1000)), [-1e308, 1e308], [1e-300, 0]])
 def test_any_curve_can_be_drawn(values):
     for blocks in (True, False):

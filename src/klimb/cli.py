@@ -1,6 +1,7 @@
 """The command line: run learns a task, replay films it, check tries a task, list says what there is.
 
-The commands of the paper's experiments are in experiments_cli.py.
+The commands of the paper's experiments are in experiments_cli.py, those that show studies in
+dashboard_cli.py.
 
 Exit codes: 0 done, 1 failed while running, 2 wrong usage, 130 stopped by Ctrl-C.
 """
@@ -31,7 +32,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from klimb import __version__, study_cli
+from klimb import __version__, dashboard_cli, study_cli
 from klimb._command import assignments, fail, number, strict_json, to_word
 from klimb._validation import FloatArray, lookup, whole
 from klimb.algorithms import ALGORITHMS, BASELINES, make_algorithm
@@ -42,7 +43,8 @@ from klimb.optimizer import Progress as Update
 from klimb.paper import EPISODES, usual_settings
 from klimb.report.curves import check_format, plot_curve
 from klimb.search import Search
-from klimb.study import Study
+from klimb.study import Study, StudyError
+from klimb.study.file import is_study
 from klimb.tasks import FAMILIES, TASKS, Task, episode_seeds, make_task
 from klimb.tasks.film import Film, Watchable, check_film_format, choose_gl, save_film
 from klimb.tensorboard import TensorBoard
@@ -381,11 +383,12 @@ def list_(
     epilog="[bold]Examples[/bold]\n\n"
     "klimb run ball-stopping --save arm.npz\n\n"
     "klimb replay ball-stopping arm.npz --output arm.gif\n\n"
+    "klimb replay ball-stopping arm.db --output arm.gif\n\n"
     "klimb replay ship-steering ship.npz --output way.png"
 )
 def replay(
     task: Annotated[str, typer.Argument(help="The task that was learned.", autocompletion=_complete_task)],
-    optimizer: Annotated[Path, typer.Argument(help="What [bold]klimb run --save[/bold] wrote.")],
+    optimizer: Annotated[Path, typer.Argument(help="What [bold]klimb run --save[/bold] wrote, or a study.")],
     output: Annotated[
         Path, typer.Option("--output", "-o", help="A .gif or .mp4 film, or a .png strip of stills.")
     ],
@@ -415,6 +418,8 @@ def replay(
                 f"{problem.n_parameters}: pass the options that it was learned with."
             )
         size = {name: value for name, value in (("width", width), ("height", height)) if value is not None}
+    except StudyError as error:
+        fail(str(error), 1)
     except (ValueError, ImportError, OSError) as error:
         fail(str(error), 2)
     try:
@@ -430,7 +435,10 @@ def replay(
 
 
 def _learned_mean(path: Path) -> FloatArray:
-    """The parameters to use, from a file of an optimizer or a baseline."""
+    """The parameters to use, from a study or a file of an optimizer or a baseline."""
+    if is_study(path):
+        with Study(path) as study:
+            return study.status().mean
     try:
         return Optimizer.load(path).mean
     except ValueError as error:
@@ -516,6 +524,7 @@ KINDS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "figures": list_figures,
 }
 register(app)
+dashboard_cli.register(app)
 
 
 @dataclass

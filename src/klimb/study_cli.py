@@ -24,6 +24,7 @@ from rich.table import Table
 from klimb._command import assignments, fail, number, strict_json
 from klimb.algorithms import ALGORITHMS, make_algorithm
 from klimb.optimizer import Progress
+from klimb.report.curves import bend_unit, bending
 from klimb.search import Search
 from klimb.study import Episode, Status, Study, StudyError
 
@@ -383,16 +384,26 @@ def print_status(file: Path, found: Status, top: int) -> None:
 def draw_curve(
     values: Sequence[float], *, width: int = 64, height: int = 8, blocks: bool = True
 ) -> list[str]:
-    """A curve as lines of text, its scale on the left; many values are averaged into `width` columns."""
+    """A curve as lines of text, its scale on the left; many values are averaged into `width` columns.
+
+    The scale is bent as in pictures where the curve begins far below its end.
+    """
     groups = np.array_split(np.array(values), min(width, len(values)))
     heights = np.array([group.mean() for group in groups])
     low, high = float(heights.min()), float(heights.max())
     span = high - low
+    labels = {height - 1: number(high), 0: number(low)}
     share = (heights - low) / span if 0 < span < math.inf else np.full(heights.size, 0.5)
+    # the second half, since without the best returns the end of a climb is its top
+    unit = bend_unit(span, high - float(np.median(heights[heights.size // 2 :])))
+    if unit is not None and span < math.inf:
+        bend, unbend = bending(high, unit)
+        share = 1 - bend(heights) / bend(low)
+        for row in (height // 3, 2 * height // 3):
+            labels[row] = f"{unbend((1 - (row + 0.5) / height) * bend(low)):.3g}"
     steps = 8 if blocks else 1
     marks = " ▁▂▃▄▅▆▇█" if blocks else " #"
     filled = np.maximum(1, np.rint(share * height * steps)).astype(int)
-    labels = {height - 1: number(high), 0: number(low)}
     margin = max(map(len, labels.values()))
     lines = []
     for row in reversed(range(height)):

@@ -108,10 +108,10 @@ def _scale_returns(axes: Axes, low: float, top: float, mean: FloatArray) -> None
     end = mean[-max(1, mean.size // 5) :]
     end = end[np.isfinite(end)]
     gap = top - float(np.median(end)) if end.size else span
-    if span <= LARGEST_LINEAR * gap:
+    unit = bend_unit(span, gap)
+    if unit is None:
         axes.set_ylim(low - 0.05 * span, top + 0.1 * span)
         return
-    unit = max(gap, 1e-3 * span)
 
     bend, unbend = bending(top, unit)
     axes.set_yscale("function", functions=(bend, unbend))
@@ -121,6 +121,11 @@ def _scale_returns(axes: Axes, low: float, top: float, mean: FloatArray) -> None
     axes.set_yticks(round_numbers(bottom, ceiling, top, bend))
     axes.yaxis.set_major_formatter("{x:,.10g}")
     axes.minorticks_off()
+
+
+def bend_unit(span: float, gap: float) -> float | None:
+    """Unit of the bent axis of a curve that spans so much and ends so far below its top; None if even."""
+    return None if span <= LARGEST_LINEAR * gap else max(gap, 1e-3 * span)
 
 
 def bending(top: float, unit: float) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:

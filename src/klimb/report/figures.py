@@ -15,7 +15,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from klimb._validation import FloatArray
-from klimb.report.curves import GREY, LARGEST_LINEAR, bending, check_format, round_numbers
+from klimb.report.curves import GREY, bend_unit, bending, check_format, round_numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -228,13 +228,12 @@ def _scale(all_axes: Sequence[Axes], panels: Sequence[Panel]) -> None:
     span = top - low
     # the typical distance of an end from the top, over the curves
     gap = top - float(np.median([mean[-1] for mean in means]))
-    if span <= LARGEST_LINEAR * gap or span == 0:
+    unit = bend_unit(span, gap)
+    if unit is None:
         margin = 0.05 * (span or 1.0)
         for axes in all_axes:
             axes.set_ylim(low - margin, top + 1.6 * margin)
         return
-    unit = max(gap, 1e-3 * span)
-
     bend, unbend = bending(top, unit)
     height = -bend(low)
     bottom, ceiling = float(unbend(-1.03 * height)), float(unbend(0.08 * height))

@@ -153,6 +153,18 @@ def explained(path: Path) -> Iterator[None]:
         raise damaged(path, f"{type(error).__name__}: {error}") from error
 
 
+def is_study(path: Path) -> bool:
+    """Whether a file says that it is a study, in SQLite's header."""
+    try:
+        if not path.is_file():  # a pipe would keep us waiting
+            return False
+        with open(path, "rb") as file:
+            header = file.read(72)
+    except OSError:
+        return False
+    return header[:16] == b"SQLite format 3\0" and header[68:72] == APPLICATION_ID.to_bytes(4, "big")
+
+
 def not_a_study(path: Path) -> ValueError:
     """The error for a file of another kind."""
     return ValueError(f"{path} is not a study; make one with: klimb study create FILE")
@@ -355,9 +367,9 @@ class File:
             raise damaged(self.path, "a row is missing")
         return rows[0]
 
-    def rows(self, statement: str) -> sqlite3.Cursor:
+    def rows(self, statement: str, *values: Any) -> sqlite3.Cursor:
         """Row by row, for what may not fit into memory."""
-        return self._connection.execute(statement)
+        return self._connection.execute(statement, values)
 
     def change(self, statement: str, rows: Iterable[tuple[Any, ...]]) -> None:
         """Run a statement for each of the rows of values."""
