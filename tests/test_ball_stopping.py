@@ -48,10 +48,11 @@ def play(task, theta, seed=0):
     episode.reset(np.random.default_rng(seed))
     states, rewards = [], []
     for action in task.policy.trajectory(theta[None])[0]:
-        _, reward = episode.step(action)
+        _, reward, over = episode.step(action)
         states.append(episode.state)
         rewards.append(reward)
-        if episode.outcome != GOING:
+        assert over == (episode.outcome != GOING)
+        if over:
             break
     return np.array(states), np.array(rewards), episode
 
@@ -435,9 +436,9 @@ def test_an_episode_that_is_reset_starts_afresh(stopping):
         rewards = []
         for action in task.policy.trajectory(theta[None])[0]:
             np.testing.assert_array_equal(seen, observation(episode.state))
-            seen, reward = episode.step(action)
+            seen, reward, over = episode.step(action)
             rewards.append(reward)
-            if episode.outcome != GOING:
+            if over:
                 break
         runs.append(rewards)
     assert runs[0] == runs[2] != runs[1]

@@ -346,6 +346,12 @@ def test_version():
     assert invoke("--version").stdout == f"klimb {klimb.__version__}\n"
 
 
+def test_the_package_is_the_command():
+    words = [sys.executable, "-m", "klimb", "--version"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout == f"klimb {klimb.__version__}\n"
+
+
 @pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["list", "--help"]])
 def test_help_has_an_example(words):
     result = invoke(*words)
@@ -355,7 +361,7 @@ def test_help_has_an_example(words):
 
 def test_completion_knows_tasks_and_algorithms():
     assert cli._complete_task("lq") == [("lqr", TASKS["lqr"].description)]
-    assert [name for name, _ in cli._complete_algorithm("dr")] == ["dr-reps", "dr-creps"]
+    assert [name for name, _ in cli.study_cli.complete_algorithm("dr")] == ["dr-reps", "dr-creps"]
     assert cli._complete_kind("") == ["tasks", "algorithms", "figures"]
 
 

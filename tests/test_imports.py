@@ -23,11 +23,13 @@ ORDER = [
 BESIDE = {
     "study": {
         *("_validation", "_blas", "effectiveness", "gaussian", "updates", "search", "algorithms"),
-        *("optimizer", "study", "tasks"),
+        *("optimizer", "study", "tasks", "baselines"),
     },
     "tensorboard": {"optimizer"},
     "_command": set(),
-    "study_cli": {"_validation", "_command", "algorithms", "optimizer", "report", "search", "study"},
+    "study_cli": {
+        *{"_validation", "_command", "algorithms", "optimizer", "report", "study", "tasks", "baselines"},
+    },
     "tasks": {"_validation", "tasks", "policies"},
     "evaluation": {"_processes", "_validation", "tasks"},
     "check": {"_validation", "tasks"},
@@ -42,7 +44,12 @@ BESIDE = {
     },
     "experiments": set().union(*ORDER, {"__version__", "tasks", "baselines", "experiments", "report"}),
 }
-LAST = {"klimb", "cli", "experiments_cli"}  # the package itself and the command line may import anything
+LAST = {
+    "klimb",
+    "__main__",
+    "cli",
+    "experiments_cli",
+}  # the package itself and the command line may import anything
 
 HEAVY = [
     "numba",

@@ -800,7 +800,7 @@ def test_the_file_is_what_the_manual_says(study):
     pragma = {
         name: connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "user_version")
     }
-    assert pragma == {"journal_mode": "wal", "user_version": 1}
+    assert pragma == {"journal_mode": "wal", "user_version": 2}
     assert connection.execute("PRAGMA application_id").fetchone()[0] == 0x6B6C6D62
     connection.close()
     for name, value in (("foreign_keys", 1), ("synchronous", 2), ("wal_autocheckpoint", 0)):
@@ -827,7 +827,7 @@ def test_an_older_study_is_brought_up_to_date_and_an_older_klimb_refuses_it(path
         advance(study, 6)
         assert study.status().updates == 2
     with klimb.Study(path) as study:
-        assert study._file.all("PRAGMA user_version") == [(3,)]
+        assert study._file.all("PRAGMA user_version") == [(4,)]
     monkeypatch.setattr(study_file, "MIGRATIONS", older)
     content = path.read_bytes()
     with pytest.raises(ValueError, match="made by a newer klimb"):

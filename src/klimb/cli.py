@@ -91,14 +91,6 @@ def _complete_task(incomplete: str) -> list[tuple[str, str]]:
     return [(name, entry.description) for name, entry in TASKS.items() if name.startswith(incomplete)]
 
 
-def _complete_algorithm(incomplete: str) -> list[tuple[str, str]]:
-    return [
-        (name, entry.summary)
-        for name, entry in (ALGORITHMS | BASELINES).items()
-        if name.startswith(incomplete)
-    ]
-
-
 def _complete_kind(incomplete: str) -> list[str]:
     return [kind for kind in KINDS if kind.startswith(incomplete)]
 
@@ -127,7 +119,7 @@ def run(
             "--algorithm",
             "-a",
             help="See [bold]klimb list algorithms[/bold].",
-            autocompletion=_complete_algorithm,
+            autocompletion=study_cli.complete_algorithm,
         ),
     ] = "dr-creps",
     episodes: Annotated[
@@ -205,10 +197,6 @@ def run(
             for name, value in (("--batch", batch), ("--episodes", episodes)):
                 whole(name, value, search.fewest)
         acts = hasattr(search, "agent")  # step by step in an environment, instead of asking and telling
-        if study is not None and not isinstance(search, Search):
-            raise ValueError(
-                f"--study keeps runs of klimb's own algorithms, and {algorithm} is none of them."
-            )
         _check_start(search, problem, std, min(batch, episodes), seed, workers)
         _check_files(plot, save)
         counts_success = _counts_success(problem)
@@ -226,9 +214,7 @@ def run(
     }
     with study_cli.sorry():
         board = None if tensorboard is None else TensorBoard(tensorboard)
-        kept = (
-            None if study is None else study_cli.open_run(study, settled, search, std, problem.n_parameters)
-        )
+        kept = None if study is None else study_cli.open_run(study, settled, search, problem)
 
     record = Record(episodes)
     begin = time.perf_counter()
@@ -247,7 +233,13 @@ def run(
             if kept is not None:
                 standing = kept.status()
                 record.evaluated = standing.done + standing.failed
-                result = kept.run(watched, episodes=episodes, callback=follow)
+                if acts and record.evaluated and not quiet:
+                    typer.echo(
+                        f"{algorithm} cannot be taken up midway: it learns its {record.evaluated} episodes "
+                        f"in {study} again, which must come out the same, and goes on from there.",
+                        err=True,
+                    )
+                result = kept.run(problem if acts else watched, episodes=episodes, callback=follow)
                 record.sizes = kept.effective_sample_sizes()
             elif acts:
                 result = _train(problem, search, **budget)
@@ -318,6 +310,7 @@ def resume(
     episodes: Annotated[
         int | None, typer.Option("--episodes", "-e", min=2, help="How many in all [dim](as before)[/dim].")
     ] = None,
+    workers: Annotated[int, typer.Option("--workers", "-w", min=1, help="As for klimb run.")] = 1,
     plot: Annotated[Path | None, typer.Option(help="As for klimb run.")] = None,
     save: Annotated[Path | None, typer.Option(help="As for klimb run.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As for klimb run.")] = False,
@@ -330,7 +323,7 @@ def resume(
         for name in ("options", "settings"):
             settled[name] = [f"{key}={to_word(value)}" for key, value in settled[name].items()]
     settled["episodes"] = episodes or settled["episodes"]
-    run(**settled, plot=plot, save=save, study=file, as_json=as_json, quiet=quiet)
+    run(**settled, workers=workers, plot=plot, save=save, study=file, as_json=as_json, quiet=quiet)
 
 
 @app.command(

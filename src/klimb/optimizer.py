@@ -7,10 +7,10 @@ import json
 import os
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -205,7 +205,7 @@ class Optimizer:
         arrays |= {f"memory_{index}": array for index, array in enumerate(state.memory)}
         if state.exploration is not None:
             arrays["exploration"] = state.exploration
-        np.savez(file, header=np.array(json.dumps(header)), **arrays)
+        put_arrays(file, header, arrays)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, effectiveness: Effectiveness | None = None) -> Optimizer:
@@ -222,11 +222,8 @@ class Optimizer:
         cls, opened: Callable[[], IO[bytes]], path: str, effectiveness: Effectiveness | None
     ) -> Optimizer:
         try:
-            with opened() as handle, np.load(handle, allow_pickle=False) as file:
-                arrays = {name: file[name] for name in file.files}
-            header = json.loads(str(arrays.pop("header")))
-            if header["format"] != FORMAT:
-                raise ValueError("another format")
+            with opened() as file:
+                header, arrays = get_arrays(file, FORMAT)
             version = header["version"]
         except FileNotFoundError:
             raise
@@ -277,10 +274,20 @@ def replace_file(path: str | os.PathLike[str], write: Callable[[IO[bytes]], None
         raise
 
 
-def write_arrays(path: str | os.PathLike[str], header: dict[str, Any], **arrays: NDArray[Any]) -> None:
-    """Write arrays and a header to an .npz file, replacing it in one step."""
+def put_arrays(file: IO[bytes], header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write arrays and a header as .npz."""
     plain: Any = {"header": np.array(json.dumps(header)), **arrays}
-    replace_file(path, lambda file: np.savez(file, **plain))
+    np.savez(file, **plain)
+
+
+def get_arrays(file: IO[bytes], kind: str) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """Read what :func:`put_arrays` wrote, if its format is `kind`; there are many errors if it is not."""
+    with np.load(file, allow_pickle=False) as stored:
+        arrays = {name: stored[name] for name in stored.files}
+    header = json.loads(str(arrays.pop("header")))
+    if header["format"] != kind:
+        raise ValueError("another format")
+    return header, arrays
 
 
 def _describe(search: Search) -> dict[str, Any]:
@@ -351,6 +358,10 @@ class Learner(Saves, Protocol):
 
     def sample(self, rng: np.random.Generator, count: int) -> FloatArray:
         """Draw from the search distribution, (count, n); the parameters to use if there is none."""
+        ...
+
+    def to_bytes(self) -> bytes:
+        """What :meth:`save` writes."""
         ...
 
 
@@ -458,59 +469,91 @@ def maximize(
     optimizer: Learner
     if isinstance(algorithm, Search) or not hasattr(algorithm, "start"):
         optimizer = Optimizer(algorithm, mean=mean, std=std, covariance=covariance, seed=seed)  # type: ignore[arg-type]
-        needed = algorithm.fewest
     else:
         if std is None or covariance is not None:
             raise ValueError(f"{algorithm.name} starts from std; klimb's own algorithms take a covariance.")
         optimizer = algorithm.start(mean=mean, std=std, batch=batch, seed=seed)
-        needed = 0  # it deals with failed episodes itself
     best_parameters, best_return = optimizer.mean, -np.inf
     curve: list[tuple[float, ...]] = []
     spent = n_failed = 0
-    # the episodes of a batch; those of batches with too few good ones wait for the next batch
-    theta, returns = np.empty((0, optimizer.n_parameters)), np.empty(0)
-    ended = False
-    while spent + batch <= episodes and not ended:
-        left = batch
-        info = UpdateInfo(informative=False)
-        told = 0
-        while left and not ended:  # once, but for baselines that ask for a few at a time
-            asked = optimizer.ask(left)
-            ended = len(asked) == 0
-            if ended:
-                break
-            if isinstance(optimizer, Optimizer):
-                seeds = batch_seed(optimizer.seed, optimizer.iteration, len(theta), batch)
-            else:  # a baseline counts its iterations in its own way
-                seeds = batch_seed(optimizer.seed, 0, spent, batch)
-            theta = np.vstack([theta, asked])
-            returns = np.append(returns, _evaluate(f, asked, seeds))
-            spent += len(asked)
-            left -= len(asked)
-            good = np.isfinite(returns)
-            n_failed += len(asked) - int(good[-len(asked) :].sum())
-            if good.any() and returns[good].max() > best_return:
-                top = int(np.argmax(np.where(good, returns, -np.inf)))
-                best_parameters, best_return = theta[top].copy(), float(returns[top])
-            info = UpdateInfo(n_failed=good.size - int(good.sum()), informative=False)
-            if good.sum() >= needed:
-                info = optimizer.tell(theta[told:], returns[told:])
-                told = len(returns)
-        if left == batch:
+    nothing = np.empty((0, optimizer.n_parameters)), np.empty(0)
+    waiting = nothing
+    while spent + batch <= episodes:
+        if isinstance(optimizer, Optimizer):
+            tried = _draw_batch(f, optimizer, batch, *waiting)
+        else:
+            tried = _converse(f, optimizer, batch, spent)
+        if not tried.fresh:
             break
-        if told and good.any():
+        theta, returns = tried.theta, tried.returns
+        good = np.isfinite(returns)
+        spent += tried.fresh
+        n_failed += tried.fresh - int(good[-tried.fresh :].sum())
+        if good.any() and returns[good].max() > best_return:
+            top = int(np.argmax(np.where(good, returns, -np.inf)))
+            best_parameters, best_return = theta[top].copy(), float(returns[top])
+        if tried.told and good.any():
             mean_return, failed = float(returns[good].mean()), good.size - int(good.sum())
-            curve.append((spent, mean_return, best_return, info.kl, optimizer.entropy, failed))
+            curve.append((spent, mean_return, best_return, tried.info.kl, optimizer.entropy, failed))
         if callback is not None:
-            progress = Progress(optimizer, info, theta, returns, spent, best_return)
+            progress = Progress(optimizer, tried.info, theta, returns, spent, best_return)
             if callback(progress) is True:
                 break
-        if told:
-            theta, returns = theta[:0], returns[:0]
+        if tried.fresh < batch:  # it has come to its end
+            break
+        waiting = nothing if tried.told else (theta, returns)
     if not curve:
         raise RuntimeError(f"only {spent - n_failed} of {spent} episodes were good: nothing to learn from.")
     made = np.array(curve, dtype=CURVE)
     return Result(optimizer.mean, best_parameters, best_return, made, spent, n_failed, optimizer)
+
+
+class Batch(NamedTuple):
+    """Episodes that were tried together: parameters (N, n), returns (N,), and what came of them."""
+
+    theta: FloatArray
+    returns: FloatArray
+    fresh: int
+    """How many of them are new, the last ones; the others waited for enough good ones."""
+    info: UpdateInfo
+    told: bool
+    """Whether they were learned from."""
+
+
+def _draw_batch(
+    f: Callable[[FloatArray], float] | Evaluates,
+    optimizer: Optimizer,
+    batch: int,
+    theta: FloatArray,
+    returns: FloatArray,
+) -> Batch:
+    """Try a batch, and learn from it and from what waits, if enough of them are good."""
+    asked = optimizer.ask(batch)
+    seeds = batch_seed(optimizer.seed, optimizer.iteration, len(theta), batch)
+    theta = np.vstack([theta, asked])
+    returns = np.append(returns, _evaluate(f, asked, seeds))
+    n_good = int(np.isfinite(returns).sum())
+    if n_good < optimizer.algorithm.fewest:
+        info = UpdateInfo(n_failed=returns.size - n_good, informative=False)
+        return Batch(theta, returns, batch, info, told=False)
+    return Batch(theta, returns, batch, optimizer.tell(theta, returns), told=True)
+
+
+def _converse(
+    f: Callable[[FloatArray], float] | Evaluates, learner: Learner, batch: int, spent: int
+) -> Batch:
+    """Let a baseline try a batch: it is told what it asked for piece by piece, and may come to its end."""
+    theta, returns = np.empty((0, learner.n_parameters)), np.empty(0)
+    info = UpdateInfo(informative=False)
+    while len(theta) < batch:
+        asked = learner.ask(batch - len(theta))
+        if not len(asked):
+            break
+        # it counts its iterations in its own way
+        answers = _evaluate(f, asked, batch_seed(learner.seed, 0, spent + len(theta), batch))
+        info = learner.tell(asked, answers)
+        theta, returns = np.vstack([theta, asked]), np.append(returns, answers)
+    return Batch(theta, returns, len(theta), info, told=True)
 
 
 def batch_seed(seed: int, iteration: int, first: int, batch: int) -> np.random.SeedSequence:

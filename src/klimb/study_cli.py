@@ -22,11 +22,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from klimb._command import assignments, fail, number, strict_json
-from klimb.algorithms import ALGORITHMS, make_algorithm
+from klimb.algorithms import ALGORITHMS, BASELINES, make_algorithm
 from klimb.optimizer import Progress
 from klimb.report.curves import bend_unit, bending
-from klimb.search import Search
 from klimb.study import Episode, Status, Study, StudyError
+from klimb.tasks import Task
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -62,8 +62,13 @@ def sorry() -> Iterator[None]:
         fail(str(error), 1 if disk else 2)
 
 
-def _complete_algorithm(incomplete: str) -> list[tuple[str, str]]:
-    return [(name, entry.summary) for name, entry in ALGORITHMS.items() if name.startswith(incomplete)]
+def complete_algorithm(incomplete: str) -> list[tuple[str, str]]:
+    """Names that the shell may complete to, and what they are."""
+    return [
+        (name, entry.summary)
+        for name, entry in (ALGORITHMS | BASELINES).items()
+        if name.startswith(incomplete)
+    ]
 
 
 @app.command(
@@ -103,7 +108,7 @@ def create(
             "--algorithm",
             "-a",
             help="See [bold]klimb list algorithms[/bold].",
-            autocompletion=_complete_algorithm,
+            autocompletion=complete_algorithm,
         ),
     ] = "dr-creps",
     settings: Annotated[
@@ -119,6 +124,11 @@ def create(
     """Make a new study."""
     with sorry():
         search = make_algorithm(algorithm, **assignments("--set", settings))
+        if hasattr(search, "agent"):
+            raise ValueError(
+                f"{algorithm} acts step by step, so that nobody else can run its episodes: klimb run TASK "
+                f"--algorithm {algorithm} --study {file} keeps them."
+            )
         labels = None if names is None else _words("--names", names)
         given = {"mean": mean, "std": std, "low": low, "high": high}
         start = {name: _numbers(f"--{name}", text) for name, text in given.items() if text is not None}
@@ -141,7 +151,8 @@ def create(
         study.close()
     made = study.settings
     each = "" if repeats == 1 else f", each run {repeats} times"
-    typer.echo(f"{file}: {n} parameters, {algorithm}, an update after every {made.batch} samples{each}")
+    often = "an update after every" if made.learner == "optimizer" else "in batches of"
+    typer.echo(f"{file}: {n} parameters, {algorithm}, {often} {made.batch} samples{each}")
 
 
 @app.command(
@@ -326,12 +337,14 @@ def as_plain(found: Status) -> dict[str, Any]:
             {"episode": one.episode, "since": one.since, "issued": one.issued} for one in found.pending
         ],
         "settled": found.settled,
+        "needed": found.needed,
+        "ended": found.ended,
         "best_return": found.best_return,
         "best_episode": found.best_episode,
         "curve": [dict(zip(found.curve.dtype.names or (), row, strict=True)) for row in found.curve.tolist()],
         "effectiveness": dict(found.matters) if found.matters else None,
         "mean": dict(zip(settings.names, found.mean.tolist(), strict=True)),
-        "std": dict(zip(settings.names, found.std.tolist(), strict=True)),
+        "std": None if found.std is None else dict(zip(settings.names, found.std.tolist(), strict=True)),
         "failures": [{"episode": episode, "reason": reason} for episode, reason in found.failures],
     }
 
@@ -345,16 +358,20 @@ def print_status(file: Path, found: Status, top: int) -> None:
         f"[bold]{settings.algorithm}[/bold]: {found.done} episodes done, {found.failed} failed, "
         f"{len(found.pending)} pending; {found.updates} updates"
     )
-    console.print(f"{found.settled} of {settings.batch} samples for the next update")
+    if found.ended:
+        console.print("the search has come to its end: it has nothing left to try")
+    elif settings.learner != "agent":
+        console.print(f"{found.settled} of {found.needed} samples for the next update")
     if found.best_return is not None:
         console.print(f"best return {number(found.best_return)}, episode {found.best_episode}")
-    if found.updates == 1:
-        console.print(f"mean return of the first update {number(found.curve['mean_return'][0])}")
-    if found.updates > 1:
-        console.print("\n[bold]Mean return by update[/bold]")
+    point = "batch" if settings.learner == "conversation" else "update"
+    if found.curve.size == 1:
+        console.print(f"mean return of the first {point} {number(found.curve['mean_return'][0])}")
+    if found.curve.size > 1:
+        console.print(f"\n[bold]Mean return by {point}[/bold]")
         for line in draw_curve(found.curve["mean_return"].tolist(), blocks=not console.options.ascii_only):
             console.print(escape(line))
-    if found.matters and top:
+    if found.matters and found.std is not None and top:
         console.print("\n[bold]Which parameters matter[/bold]")
         table = Table(box=None, padding=(0, 2), show_header=False)
         places = {name: j for j, name in enumerate(settings.names)}
@@ -438,7 +455,9 @@ def _say(as_json: bool, words: str, plain: Mapping[str, Any], seen: list[Progres
             "kl": info.kl,
             "entropy_drop": info.entropy_drop,
         }
-        words += f"; update {update['number']} from {info.n_used} samples, KL {number(info.kl)}"
+        words += f"; update {update['number']} from {info.n_used} samples"
+        if not math.isnan(info.kl):
+            words += f", KL {number(info.kl)}"
     typer.echo(strict_json({**plain, "update": update}) if as_json else words)
 
 
@@ -526,7 +545,7 @@ def _object(option: str, text: str) -> dict[str, Any]:
     return found
 
 
-def open_run(file: Path, run: Mapping[str, Any], search: Search, std: float, n: int) -> Study:
+def open_run(file: Path, run: Mapping[str, Any], search: Any, task: Task) -> Study:
     """The study of a simulated run: a new one, or the one that the same command made before.
 
     Parameters
@@ -534,13 +553,18 @@ def open_run(file: Path, run: Mapping[str, Any], search: Search, std: float, n: 
     file
         Where it is.
     run
-        The command's settings: "batch", "seed", "episodes" and whatever else makes the run what it is.
-    search, std, n
-        The algorithm, the standard deviation to start with, and the number of parameters.
+        The command's settings: "batch", "seed", "std", "episodes" and whatever else makes it what it is.
+    search, task
+        The algorithm and what it learns.
     """
     if not file.exists():
-        mean, batch = np.zeros(n), min(run["batch"], run["episodes"])
-        return Study.create(file, search, mean=mean, std=std, batch=batch, seed=run["seed"], run=run)
+        batch, seed = min(run["batch"], run["episodes"]), run["seed"]
+        start: dict[str, Any] = {"mean": np.zeros(task.n_parameters), "std": run["std"]}
+        if hasattr(search, "agent"):
+            from klimb.baselines import first_policy
+
+            start = {"mean": first_policy(task, search, batch=batch, seed=seed)}
+        return Study.create(file, search, batch=batch, seed=seed, run=run, **start)
     study = Study(file)
     try:
         before = study.settings.run

@@ -10,6 +10,6 @@ Nothing heavy is imported here: torch, stable-baselines3 and cma load when a run
 """
 
 from klimb.baselines.conversation import Baseline, Conversation, load
-from klimb.baselines.training import Stepwise, Trained, train
+from klimb.baselines.training import Stepwise, Trained, first_policy, train
 
-__all__ = ["Baseline", "Conversation", "Stepwise", "Trained", "load", "train"]
+__all__ = ["Baseline", "Conversation", "Stepwise", "Trained", "first_policy", "load", "train"]

@@ -11,11 +11,12 @@ therefore holds just these, and reading it goes through them again.
 
 from __future__ import annotations
 
-import json
+import io
 import os
+import zipfile
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -24,7 +25,7 @@ from klimb._blas import single_threaded
 from klimb._validation import FloatArray, numbers, samples, vector, whole
 from klimb.algorithms import make_algorithm
 from klimb.gaussian import diagonal
-from klimb.optimizer import write_arrays
+from klimb.optimizer import get_arrays, put_arrays, replace_file
 from klimb.updates import UpdateInfo
 
 FORMAT = "klimb-baseline"
@@ -97,6 +98,7 @@ class Conversation:
         self._batch = check_batch(baseline, batch)
         self._seed = int(np.random.SeedSequence().entropy) if seed is None else whole("seed", seed, 0)  # type: ignore[arg-type]
         self._told: list[FloatArray] = []
+        self._n_told = 0
         self._handed = 0
         self._steps = baseline.steps(self._mean.copy(), self._std.copy(), self._batch, self._seed)
         with single_threaded():
@@ -136,6 +138,16 @@ class Conversation:
     def ended(self) -> bool:
         """Whether the search has come to its end: it has nothing left to ask."""
         return len(self._proposal.theta) == 0
+
+    @property
+    def wanted(self) -> FloatArray:
+        """What the search wants to know before it goes on, (k, n); none where it has ended."""
+        return self._proposal.theta.copy()
+
+    @property
+    def n_told(self) -> int:
+        """Number of parameter vectors that it learned from so far."""
+        return self._n_told
 
     def sample(self, rng: np.random.Generator, count: int) -> FloatArray:
         """Draw from the search distribution, (count, n); the parameters to use, if there is none."""
@@ -185,13 +197,22 @@ class Conversation:
         self._returns[places] = np.where(good, returns, np.nan)
         self._answered[places] = True
         if self._answered.all() and not self.ended:
-            self._advance(self._returns)
+            self.answer(self._returns)
         n_good = int(good.sum())
         unknown = float("nan")
         return UpdateInfo(kl=unknown, entropy_drop=unknown, n_used=n_good, n_failed=good.size - n_good)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything to one file that :func:`load` reads; what was told of a batch in part is lost."""
+        replace_file(path, self._write)
+
+    def to_bytes(self) -> bytes:
+        """What :meth:`save` writes, for a database or a message."""
+        file = io.BytesIO()
+        self._write(file)
+        return file.getvalue()
+
+    def _write(self, file: IO[bytes]) -> None:
         header = {
             "format": FORMAT,
             "version": FORMAT_VERSION,
@@ -200,23 +221,28 @@ class Conversation:
             "seed": self._seed,
             "batch": self._batch,
         }
-        write_arrays(
-            path,
-            header,
-            start=self._mean,
-            std=self._std,
-            mean=self._proposal.mean,
-            returns=np.concatenate([np.empty(0), *self._told]),
-            sizes=np.array([told.size for told in self._told], dtype=np.int64),
-        )
+        arrays = {
+            "start": self._mean,
+            "std": self._std,
+            "mean": self._proposal.mean,
+            "returns": np.concatenate([np.empty(0), *self._told]),
+            "sizes": np.array([told.size for told in self._told], dtype=np.int64),
+        }
+        put_arrays(file, header, arrays)
 
-    def _advance(self, returns: FloatArray) -> None:
+    def answer(self, returns: FloatArray) -> None:
+        """Tell the returns (k,) of all that is :attr:`wanted`, NaN where an episode failed."""
+        if returns.shape != self._returns.shape or self.ended:
+            raise ValueError(
+                f"{len(self._returns)} returns are wanted, one per row, but {returns.size} came."
+            )
         with single_threaded():
             try:
                 proposal = self._steps.send(returns.copy())
             except StopIteration as end:
                 proposal = end.value
         self._told.append(returns)
+        self._n_told += returns.size
         self._receive(proposal)
 
     def _receive(self, proposal: Proposal) -> None:
@@ -238,12 +264,20 @@ def check_batch(baseline: Baseline, batch: int) -> int:
 
 def load(path: str | os.PathLike[str]) -> Conversation:
     """Read what :meth:`Conversation.save` wrote, by going through the search again."""
+    with open(path, "rb") as file:
+        return _read(file, str(path))
+
+
+def from_bytes(data: bytes) -> Conversation:
+    """Read what :meth:`Conversation.to_bytes` made."""
+    return _read(io.BytesIO(data), "this")
+
+
+def _read(file: IO[bytes], name: str) -> Conversation:
     try:
-        with open(path, "rb") as handle, np.load(handle, allow_pickle=False) as file:
-            header = json.loads(str(file["header"]))
-            arrays = {name: file[name] for name in file.files if name != "header"}
-        if header["format"] != FORMAT or header["version"] > FORMAT_VERSION:
-            raise ValueError("another format")
+        header, arrays = get_arrays(file, FORMAT)
+        if header["version"] > FORMAT_VERSION:
+            raise ValueError("a newer klimb wrote it")
         baseline = make_algorithm(header["algorithm"], **header["settings"])
         if not isinstance(baseline, Baseline):
             raise ValueError(f"{header['algorithm']} learns step by step")
@@ -252,9 +286,7 @@ def load(path: str | os.PathLike[str]) -> Conversation:
         )
         for returns in np.split(arrays["returns"], np.cumsum(arrays["sizes"])[:-1]):
             if returns.size:
-                conversation._advance(returns)
-    except FileNotFoundError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
-        raise ValueError(f"{path} is not a file that a baseline saved, or it is damaged: {error}.") from None
+                conversation.answer(returns)
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{name} is not a file that a baseline saved, or it is damaged: {error}.") from None
     return conversation

@@ -70,7 +70,7 @@ def ppo(
     own = {
         "n_epochs": whole("n_epochs", n_epochs, 1),
         "clip_range": positive("clip_range", clip_range),
-        "ent_coef": float(entropy),
+        "entropy": float(entropy),
     }
     shared = _shared(learning_rate, minibatch, gae_lambda, gamma, initial_std, normalise, hidden)
     return Deep("ppo", {**shared, **own})
@@ -101,7 +101,7 @@ def trpo(
         As for :func:`ppo`.
     """
     own = {
-        "target_kl": positive("max_kl", max_kl),
+        "max_kl": positive("max_kl", max_kl),
         "n_critic_updates": whole("n_critic_updates", n_critic_updates, 1),
     }
     shared = _shared(learning_rate, minibatch, gae_lambda, gamma, initial_std, normalise, hidden)
@@ -119,7 +119,7 @@ def _shared(
 ) -> dict[str, Any]:
     return {
         "learning_rate": positive("learning_rate", learning_rate),
-        "batch_size": whole("minibatch", minibatch, 2),
+        "minibatch": whole("minibatch", minibatch, 2),
         "gae_lambda": share("gae_lambda", gae_lambda),
         "gamma": None if gamma is None else share("gamma", gamma),
         "initial_std": positive("initial_std", initial_std),
@@ -128,9 +128,13 @@ def _shared(
     }
 
 
+# Of settings that stable-baselines3 calls otherwise.
+THEIR_NAMES = {"minibatch": "batch_size", "entropy": "ent_coef", "max_kl": "target_kl"}
+
+
 @dataclass(frozen=True)
 class Deep:
-    """PPO or TRPO; `settings` by the names that stable-baselines3 has for them."""
+    """PPO or TRPO."""
 
     name: str
     settings: dict[str, Any]
@@ -154,7 +158,7 @@ class ActorCritic:
 
         from klimb.baselines.vec_env import ArenaVecEnv
 
-        settings = dict(algorithm.settings)
+        settings = {THEIR_NAMES.get(name, name): value for name, value in algorithm.settings.items()}
         hidden, self._normalise = settings.pop("hidden"), settings.pop("normalise")
         initial_std, gamma = settings.pop("initial_std"), settings.pop("gamma")
         self._arena, self._rng = arena, np.random.default_rng(seed)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from klimb._validation import FloatArray, IntArray
 from klimb.policies.linear import Linear
 from klimb.tasks import Task
-from klimb.tasks.gymnasium import GymnasiumTask, _failures, _make_environment, _mujoco_warned
+from klimb.tasks.gymnasium import GymnasiumTask, make_environment, mujoco_warned, simulator_failures
 from klimb.tasks.lqr import LQR
 from klimb.tasks.ship_steering import FIXED_START, OUT_COST, SHIP, ShipSteering
 
@@ -311,7 +311,7 @@ class EnvironmentArena:
         try:
             with np.errstate(over="ignore", invalid="ignore"):
                 observation, reward, terminated, truncated, info = env.step(action)
-        except (*_failures(), *self._failures):
+        except (*simulator_failures(), *self._failures):
             env.close()
             self._environments[row] = self._make()
             return
@@ -319,7 +319,7 @@ class EnvironmentArena:
         moves.observations[place] = flat
         moves.over[place] = terminated
         moves.cut[place] = truncated
-        if not (math.isfinite(reward) and not np.isnan(flat).any() and not _mujoco_warned(env)):
+        if not (math.isfinite(reward) and not np.isnan(flat).any() and not mujoco_warned(env)):
             moves.over[place] = True
             return
         moves.rewards[place] = reward
@@ -332,7 +332,7 @@ class EnvironmentArena:
         middle = np.where(np.isfinite(self.low + self.high), (self.low + self.high) / 2, 0.0)
         try:
             info = self._environments[0].step(middle.astype(self._space.dtype).reshape(self._space.shape))[4]
-        except (*_failures(), *self._failures):
+        except (*simulator_failures(), *self._failures):
             return
         self.tells_success = "is_success" in info
 
@@ -345,7 +345,7 @@ def make_arena(task: Task, algorithm: str, count: int) -> Arena:
         return ShipArena(task, count)
     if isinstance(task, GymnasiumTask):
         return EnvironmentArena(
-            lambda: _make_environment(task.environment, task.options),
+            lambda: make_environment(task.environment, task.options),
             count,
             task.horizon,
             task.discount,

@@ -15,7 +15,7 @@ import numpy as np
 
 from klimb._validation import FloatArray, whole
 from klimb.baselines.stepping import Act, Arena, BoolArray, Rollout, make_arena, run
-from klimb.optimizer import CURVE, Progress, write_arrays
+from klimb.optimizer import CURVE, Progress, batch_seed, put_arrays, replace_file
 from klimb.tasks import Task, episode_seeds
 from klimb.updates import UpdateInfo
 
@@ -89,7 +89,7 @@ class Learning:
             "seed": self.seed,
             "iteration": self.iteration,
         }
-        write_arrays(path, header, **self.agent.arrays())
+        replace_file(path, lambda file: put_arrays(file, header, self.agent.arrays()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +119,13 @@ class Trained:
         return returns, success
 
 
+def first_policy(task: Task, algorithm: Stepwise, *, batch: int, seed: int = 0) -> FloatArray:
+    """Parameters (p,) of the policy that :func:`train` begins with."""
+    batch = whole("batch", batch, algorithm.fewest)
+    algorithm.check(batch)
+    return algorithm.agent(make_arena(task, algorithm.name, batch), batch, whole("seed", seed, 0)).parameters
+
+
 def train(
     task: Task,
     algorithm: Stepwise,
@@ -129,6 +136,8 @@ def train(
     callback: Callable[[Progress], object] | None = None,
 ) -> Trained:
     """Learn a policy for a task by acting in its environment.
+
+    What acts in an update, the policy's parameters before it, is the one row of ``Progress.theta``.
 
     Parameters
     ----------
@@ -155,8 +164,9 @@ def train(
     spent = n_failed = 0
     unknown = float("nan")
     while spent + batch <= episodes:
-        sequence = np.random.SeedSequence(seed, spawn_key=(learning.iteration, 2, spent))
-        seeds = episode_seeds(int(sequence.generate_state(1, np.uint64)[0]), batch)
+        source = batch_seed(seed, learning.iteration, 0, batch).generate_state(1, np.uint64)[0]
+        seeds = episode_seeds(int(source), batch)
+        acting = agent.parameters[None]
         rollout = run(arena, agent.explore(), seeds)
         spent += batch
         good = ~rollout.failed
@@ -172,8 +182,7 @@ def train(
                 kl=unknown, entropy_drop=unknown, n_used=int(good.sum()), n_failed=batch - int(good.sum())
             )
             success = rollout.success if arena.tells_success else None
-            nothing = np.empty((0, 0))
-            progress = Progress(learning, info, nothing, rollout.returns, spent, best_return, success)
+            progress = Progress(learning, info, acting, rollout.returns, spent, best_return, success)
             if callback(progress) is True:
                 break
     if not curve:

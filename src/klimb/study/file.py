@@ -103,8 +103,68 @@ CREATE VIEW episodes AS SELECT
     FROM trials JOIN samples ON samples.id = trials.sample;
 """
 
+# Baselines: whose search distribution nobody knows, and whose updates may rest on failed episodes alone.
+SECOND_VERSION = """
+CREATE TABLE new_study (
+    one INTEGER PRIMARY KEY CHECK (one = 1),
+    uid TEXT NOT NULL,
+    created TEXT NOT NULL,
+    klimb TEXT NOT NULL,
+    algorithm TEXT NOT NULL,
+    learner TEXT NOT NULL CHECK (learner IN ('optimizer', 'conversation', 'agent')),
+    measure TEXT,
+    n_parameters INTEGER NOT NULL CHECK (n_parameters > 0),
+    batch INTEGER NOT NULL CHECK (batch > 0),
+    repeats INTEGER NOT NULL CHECK (repeats > 0),
+    seed TEXT NOT NULL,
+    outside TEXT NOT NULL CHECK (outside IN ('resample', 'clip')),
+    names TEXT,
+    run TEXT,
+    low BLOB,
+    high BLOB
+);
+INSERT INTO new_study SELECT
+    one, uid, created, klimb, algorithm, 'optimizer', measure, n_parameters, batch, repeats, seed, outside,
+    names, run, low, high
+    FROM study;
+DROP TABLE study;
+ALTER TABLE new_study RENAME TO study;
+CREATE TABLE new_updates (
+    number INTEGER PRIMARY KEY CHECK (number > 0),
+    made TEXT NOT NULL,
+    episodes INTEGER NOT NULL,
+    n_used INTEGER NOT NULL,
+    n_failed INTEGER NOT NULL,
+    mean_return REAL,
+    best_return REAL NOT NULL,
+    kl REAL,
+    entropy REAL,
+    entropy_drop REAL,
+    eta REAL,
+    omega REAL,
+    temperature REAL,
+    effective_sample_size REAL,
+    informative INTEGER NOT NULL,
+    mean BLOB NOT NULL,
+    std BLOB,
+    effectiveness BLOB,
+    selected BLOB
+);
+INSERT INTO new_updates SELECT
+    number, made, episodes, n_used, n_failed, mean_return, best_return, kl, entropy, entropy_drop, eta, omega,
+    temperature, effective_sample_size, informative, mean, std, effectiveness, selected
+    FROM updates;
+DROP TABLE updates;
+ALTER TABLE new_updates RENAME TO updates;
+"""
+
 # Entry k leads from version k to version k + 1. Entries are never changed, only added.
-MIGRATIONS: list[str] = [FIRST_VERSION]
+MIGRATIONS: list[str] = [FIRST_VERSION, SECOND_VERSION]
+
+INSERT_SAMPLE = (
+    "INSERT INTO samples (id, iteration, position, origin, bounds, parameters, drawn) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?)"
+)
 
 
 class StudyError(RuntimeError):
@@ -234,10 +294,15 @@ def migrate(connection: sqlite3.Connection, path: Path, writable: bool) -> None:
             f"{path} was made by an older klimb and is read-only; copy it to where it can be written, and "
             "open the copy."
         )
+    # while a table is replaced, what refers to it would be in the way; a transaction cannot change this
+    connection.execute("PRAGMA foreign_keys = OFF")
     with transaction(connection):
         for migration in MIGRATIONS[schema_version(connection) :]:  # another process may have been faster
             run_script(connection, migration)
+        if connection.execute("PRAGMA foreign_key_check").fetchall():
+            raise damaged(path, "rows refer to rows that are not there")
         connection.execute(f"PRAGMA user_version = {newest}")
+    connection.execute("PRAGMA foreign_keys = ON")
 
 
 def schema_version(connection: sqlite3.Connection) -> int:
@@ -351,7 +416,7 @@ class File:
         """Contents that make no sense are damage."""
         try:
             yield
-        except StudyError:
+        except (StudyError, ImportError):
             raise
         except Exception as error:
             raise damaged(self.path, str(error) or type(error).__name__) from None

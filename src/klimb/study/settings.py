@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from klimb._validation import FloatArray, is_number, numbers, one_of, whole
-from klimb.optimizer import Optimizer
 from klimb.study import tables
 from klimb.study.file import File
 
@@ -37,6 +36,9 @@ class Settings:
         When, in UTC.
     algorithm
         Its name.
+    learner
+        How it learns: "optimizer" (one of klimb's own), "conversation" (a baseline by ask and tell) or
+        "agent" (a baseline that acts step by step).
     measure
         Name of a measure of effectiveness of the user's own, or None.
     n_parameters, names
@@ -58,6 +60,7 @@ class Settings:
     uid: str
     created: str
     algorithm: str
+    learner: str
     measure: str | None
     n_parameters: int
     batch: int
@@ -76,7 +79,10 @@ class Settings:
 
 
 def settings_row(
-    optimizer: Optimizer,
+    algorithm: Any,
+    learner: str,
+    n_parameters: int,
+    seed: int,
     names: Sequence[str] | None,
     bounds: Bounds | None,
     outside: str,
@@ -85,19 +91,19 @@ def settings_row(
     run: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """The row of a new study."""
-    algorithm = optimizer.algorithm
-    measure = algorithm.effectiveness
+    measure = getattr(algorithm, "effectiveness", None)
     return {
         "one": 1,
         "uid": uuid.uuid4().hex,
         "created": now(),
         "klimb": version("klimb"),
         "algorithm": algorithm.name,
+        "learner": learner,
         "measure": getattr(measure, "__qualname__", "?") if callable(measure) else None,
-        "n_parameters": optimizer.n_parameters,
-        "batch": whole("batch", batch, algorithm.fewest, MOST),
+        "n_parameters": n_parameters,
+        "batch": batch,
         "repeats": whole("repeats", repeats, 1, MOST),
-        "seed": str(optimizer.seed),
+        "seed": str(seed),
         "outside": one_of("outside", outside, ("resample", "clip")),
         "names": None if names is None else json.dumps(names),
         "run": None if run is None else strict_json("run", run),
@@ -120,7 +126,7 @@ def read_settings(file: File) -> Settings:
                     raise ValueError(f"{name} is not {n} numbers")
         for name in ("batch", "repeats"):
             whole(name, row[name], 1)
-        for name in ("uid", "created", "algorithm"):
+        for name in ("uid", "created", "algorithm", "learner"):
             row[name] = str(row[name])
         names = row["names"]
         row["names"] = tuple(default_names(n) if names is None else check_names(json.loads(names), n))

@@ -7,33 +7,30 @@ Everything that happens is a transaction on the file: docs/studies.md says what 
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 import os
 import sqlite3
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from klimb._blas import single_threaded
 from klimb._validation import FloatArray, is_number, numbers, samples, vector, whole
-from klimb.algorithms import ALGORITHMS
+from klimb.algorithms import ALGORITHMS, BASELINES
 from klimb.effectiveness import Effectiveness
-from klimb.gaussian import Gaussian
-from klimb.optimizer import CURVE, Evaluates, Optimizer, Progress, Result, batch_seed
-from klimb.search import Search, ask, check_distance
-from klimb.study import tables
+from klimb.optimizer import CURVE, Evaluates, Learner, Progress, Result, Starts
+from klimb.search import Search
+from klimb.study import acting, tables
 from klimb.study.bounds import outside as lies_outside
-from klimb.study.bounds import redraw
-from klimb.study.file import File, StudyError, create_file, damaged, insert
+from klimb.study.file import INSERT_SAMPLE, File, StudyError, create_file, damaged, insert
+from klimb.study.learners import Conversing, Kept, begin, restore, update_row
 from klimb.study.settings import (
     LARGEST_ID,
     MOST,
@@ -52,16 +49,13 @@ from klimb.study.settings import (
     settings_row,
     strict_json,
 )
-from klimb.tasks.task import episode_seeds
 from klimb.updates import UpdateInfo
+
+if TYPE_CHECKING:
+    from klimb.baselines import Stepwise, Trained
 
 Callback = Callable[[Progress], object]
 Outcome = tuple[int, str, float | None, str | None, str | None]  # episode, status, return, reason, extra
-
-INSERT_SAMPLE = (
-    "INSERT INTO samples (id, iteration, position, origin, bounds, parameters, drawn) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?)"
-)
 
 INSERT_TRIAL = (
     "INSERT INTO trials (id, sample, repeat, seed, status, issued) VALUES (?, ?, ?, ?, 'pending', 0)"
@@ -135,16 +129,19 @@ class Status:
         Episodes by status.
     pending
         Those that have not come back.
-    settled
-        Samples that wait for the next update, which happens when they are a batch.
+    settled, needed
+        Samples that wait for the next update, and how many it takes: a batch, or what a baseline wants to
+        know. 0 are needed where a search has come to its end.
     best_return, best_episode
         Of the best sample, None before the first.
     curve
-        One record per update, as in :class:`~klimb.Result`.
+        As in :class:`~klimb.Result`: one record per update, of a baseline per batch.
     effectiveness : (n,) or None
         How much each parameter matters, averaged over the last updates; None where it is not measured.
-    mean, std : (n,)
-        Of the search distribution.
+    mean : (n,)
+        The parameters to use.
+    std : (n,) or None
+        Of the search distribution; None for a baseline.
     failures
         The latest failed episodes and their reasons.
     """
@@ -155,13 +152,19 @@ class Status:
     failed: int
     pending: list[Pending]
     settled: int
+    needed: int
     best_return: float | None
     best_episode: int | None
     curve: NDArray[np.void]
     effectiveness: FloatArray | None
     mean: FloatArray
-    std: FloatArray
+    std: FloatArray | None
     failures: list[tuple[int, str]]
+
+    @property
+    def ended(self) -> bool:
+        """Whether the search has come to its end: it has nothing left to try."""
+        return self.needed == 0
 
     @property
     def matters(self) -> list[tuple[str, float]]:
@@ -181,6 +184,7 @@ class Made:
     returns: FloatArray
     episodes: int
     best_return: float
+    after: Kept | None = None
 
 
 class Study:
@@ -219,7 +223,7 @@ class Study:
     ) -> None:
         self._effectiveness = effectiveness
         self._callback = callback
-        self._cache: Optimizer | None = None
+        self._cache: Kept | None = None
         self._file = File(Path(path))
         try:
             self._settings = read_settings(self._file)
@@ -231,7 +235,7 @@ class Study:
     def create(
         cls,
         path: str | os.PathLike[str],
-        algorithm: Search,
+        algorithm: Search | Starts | Stepwise,
         *,
         mean: ArrayLike | None = None,
         std: ArrayLike | None = None,
@@ -254,15 +258,19 @@ class Study:
             A file that does not exist yet.
         algorithm, mean, std, covariance, seed
             As for :class:`~klimb.Optimizer`. With bounds on both sides, `mean` may be left out (their middle)
-            and `std` as well (a quarter of the way between them).
+            and `std` as well (a quarter of the way between them). A baseline, ``klimb.make_algorithm
+            ("cma-es")`` for example, starts from `std`; of one that acts step by step, `mean` is the policy
+            to start with, :func:`klimb.baselines.first_policy`.
         low, high
             Bounds of what is executed, one number or one per parameter; infinite where there is none.
         names
             Of the parameters; p0, p1, ... if left out.
         outside
-            "resample" draws parameters outside the bounds anew, "clip" moves them to the nearest bound.
+            "resample" draws parameters outside the bounds anew, "clip" moves them to the nearest bound; a
+            baseline can be clipped only.
         batch
-            Samples per update; the algorithm's usual number if left out.
+            Samples per update; the algorithm's usual number if left out. (Of one that acts step by step:
+            episodes, which are the repeats of its one sample.)
         repeats
             Episodes per sample; the mean of their returns is learned from.
         run
@@ -270,27 +278,41 @@ class Study:
         callback
             As for :class:`Study`.
         """
-        if not isinstance(algorithm, Search):
+        acts = hasattr(algorithm, "agent")
+        if not (isinstance(algorithm, Search) or hasattr(algorithm, "start") or acts):
             raise ValueError(
-                f"algorithm must come from a recipe such as klimb.dr_creps(), not {algorithm!r}."
+                "algorithm must come from a recipe such as klimb.dr_creps(), or from "
+                f"klimb.make_algorithm(name), not {algorithm!r}."
             )
-        if batch is None:
-            usual = ALGORITHMS[algorithm.name].batch if algorithm.name in ALGORITHMS else None
-            batch = usual or 50
         n = count_parameters(mean=mean, names=names, low=low, high=high, std=std, covariance=covariance)
+        if batch is None:
+            batch = _usual_batch(algorithm, n)
         names = None if names is None else check_names(names, n)
         bounds = check_bounds(low, high, n)
-        mean, std = check_start(mean, std, covariance, bounds, n)
-        optimizer = Optimizer(algorithm, mean=mean, std=std, covariance=covariance, seed=seed)
-        check_inside(optimizer.mean, bounds, names or default_names(n))
-        row = settings_row(optimizer, names, bounds, outside, batch, repeats, run)
+        if acts:
+            if repeats != 1 or not (std is covariance is bounds is None):
+                raise ValueError(f"{algorithm.name} acts step by step: there are no std, bounds and repeats.")
+            state, seed = acting.begin(algorithm, mean, batch, seed)
+            kind, batch, repeats = acting.KIND, 1, batch
+        else:
+            mean, std = check_start(mean, std, covariance, bounds, n)
+            kept = begin(algorithm, {"mean": mean, "std": std, "covariance": covariance}, batch, seed)
+            if bounds is not None and outside == "resample" and not kept.resamples:
+                raise ValueError(
+                    f"{algorithm.name} cannot draw parameters outside the bounds anew, because its draws are "
+                    'its own: move them to the nearest bound, outside="clip", on the command line --outside '
+                    "clip."
+                )
+            check_inside(kept.learner.mean, bounds, names or default_names(n))
+            state, kind, seed = kept.learner.to_bytes(), kept.kind, kept.learner.seed
+        row = settings_row(algorithm, kind, n, seed, names, bounds, outside, batch, repeats, run)
 
         def fill(connection: sqlite3.Connection) -> None:
             insert(connection, "study", row)
-            insert(connection, "state", {"one": 1, "iteration": 0, "optimizer": optimizer.to_bytes()})
+            insert(connection, "state", {"one": 1, "iteration": 0, "optimizer": state})
 
         create_file(Path(path), fill)
-        measure = algorithm.effectiveness
+        measure = getattr(algorithm, "effectiveness", None)
         return cls(path, effectiveness=measure if callable(measure) else None, callback=callback)
 
     @property
@@ -309,13 +331,17 @@ class Study:
         return self._settings.names
 
     @property
-    def optimizer(self) -> Optimizer:
-        """A copy of the optimizer after the latest update; changing it does not change the study."""
+    def optimizer(self) -> Any:
+        """The optimizer, or the baseline, after the latest update; changing it does not change the study.
+
+        An :class:`~klimb.Optimizer` or a :class:`klimb.baselines.Conversation`.
+        """
         with self._file.reading():
-            return copy.copy(self._optimizer())
+            return self._give_away()
 
     def close(self) -> None:
         """Let go of the file; the last process to do so leaves it without files beside it."""
+        self._cache = None
         self._file.close()
 
     def __enter__(self) -> Study:
@@ -337,13 +363,19 @@ class Study:
             Seconds after which an episode that has not come back is handed out again. With a single robot,
             0 is right: what was handed out before can only have been lost.
         """
-        return self.ask_many(1, reissue_after=reissue_after)[0]
+        for episode in self.ask_many(1, reissue_after=reissue_after):
+            return episode
+        raise self._nothing_to_ask()
 
     def ask_many(self, count: int, *, reissue_after: float | None = None) -> list[Episode]:
-        """Hand out `count` episodes in one transaction; see :meth:`ask`."""
+        """Hand out `count` episodes in one transaction; see :meth:`ask`.
+
+        A baseline gives fewer, or none, where it must know the returns of pending episodes first, or has come
+        to its end: :meth:`status` says which.
+        """
         count = whole("count", count, 1, MOST)
         lost = None if reissue_after is None else _cutoff("reissue_after", reissue_after)
-        with self._file.writing(tidied=True):
+        with self._writing(tidied=True):
             chosen = self._pending("asked IS NULL ORDER BY id LIMIT ?", count)
             if lost is not None and len(chosen) < count:
                 chosen += self._pending("asked <= ? ORDER BY id LIMIT ?", lost, count - len(chosen))
@@ -400,16 +432,19 @@ class Study:
     def retry(self, episode: Episode | int) -> int:
         """Let the next ask hand out the parameters of a failed episode again; the new episode's number.
 
-        The failed one stays as it is. If an update left it out already, the new one goes into the next.
+        The failed one stays as it is. If an update left it out already, the new one goes into the next; with
+        a baseline it is too late then.
         """
         number = self._number(episode)
-        with self._file.writing():
+        with self._writing():
             status, _, _ = self._standing(number)
             if status != "failed":
                 raise ValueError(f"only a failed episode can be retried, but episode {number} is {status}.")
-            sample, iteration = self._file.one(
-                "SELECT sample, iteration FROM episodes WHERE episode = ?", number
+            sample, iteration, used, blob = self._file.one(
+                'SELECT sample, iteration, "update", parameters FROM episodes WHERE episode = ?', number
             )
+            if used is not None:
+                self._learner().check_foreign(self._floats(blob)[None])
             waiting = self._pending("sample = ? AND repeat >= ?", sample, self._settings.repeats)
             if waiting:
                 raise ValueError(f"episode {number} is being retried already, as episode {waiting[0]}.")
@@ -452,11 +487,15 @@ class Study:
         *,
         episodes: int,
         callback: Callback | None = None,
-    ) -> Result:
+    ) -> Result | Trained:
         """Run episodes of a function or a task until the study has `episodes` of them, as maximize does.
 
         Going on after a crash gives to the bit what would have come without it. One process at a time: it
         takes up what another one left pending.
+
+        A learner that acts step by step is run as :func:`klimb.baselines.train` does, and always from its
+        start: no file could hold it. What it learns again is compared with what is stored, and only what
+        is new is added.
 
         Parameters
         ----------
@@ -467,39 +506,85 @@ class Study:
         callback
             Called with a :class:`~klimb.Progress` after every batch; returning True ends the run.
         """
-        count = self._settings.batch * self._settings.repeats
         whole("episodes", episodes, 1)
         with self._file.reading():
             done, best = self._file.one(
                 "SELECT count(*), coalesce(max(return), -9e999) FROM trials WHERE status != 'pending'"
             )
-        while done + count <= episodes:
-            asked = self.ask_many(count, reissue_after=0)
-            theta = np.array([episode.parameters for episode in asked])
-            returns = _evaluate(f, theta, [episode.seed for episode in asked])
-            made = self._settle(self._outcomes(asked, returns))
-            done += count
-            if made is None:  # too few good ones for an update
-                good = np.isfinite(returns)
-                best = float(np.max(returns, initial=best, where=good))
-                info = UpdateInfo(n_failed=int((~good).sum()), informative=False)
-                made = Made(info, theta, returns, done, best)
-            best = made.best_return
+        if self._settings.learner == acting.KIND:
+            return self._train(f, max(episodes, done), callback)
+        count = self._settings.batch * self._settings.repeats
+        while done + (left := count - done % count) <= episodes:
+            made = self._run_batch(f, left, done, best)
+            if made is None:
+                break
+            done, best = made.episodes, made.best_return
             if callback is not None and callback(self._progress(made)) is True:
                 break
         return self.result()
+
+    def _run_batch(
+        self, f: Callable[[FloatArray], float] | Evaluates, count: int, done: int, best: float
+    ) -> Made | None:
+        """Run `count` episodes, or as many as there are before the search ends; None if it has ended.
+
+        A baseline may have to know the returns of some before it can name the others.
+        """
+        pieces: list[tuple[FloatArray, FloatArray]] = []
+        info = None
+        while count:
+            asked = self.ask_many(count, reissue_after=0)
+            if not asked:
+                if self.status().ended:
+                    break
+                raise self._nothing_to_ask()
+            theta = np.array([episode.parameters for episode in asked])
+            returns = _evaluate(f, theta, [episode.seed for episode in asked])
+            made = self._settle(self._outcomes(asked, returns))
+            done, count = done + len(asked), count - len(asked)
+            if made is not None:
+                info, best = made.info, max(best, made.best_return)
+                if not (pieces or count):
+                    return replace(made, episodes=done)
+            pieces.append((theta, returns))
+        if not pieces:
+            return None
+        theta, returns = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
+        good = np.isfinite(returns)
+        if info is None:  # no update: too few good ones, or a baseline wants to know more
+            info = UpdateInfo(n_failed=int((~good).sum()), informative=False)
+        return Made(info, theta, returns, done, float(np.max(returns, initial=best, where=good)))
+
+    def _train(self, task: Any, episodes: int, callback: Callback | None) -> Trained:
+        """Learn as ``train`` does, from the start, and keep what is new."""
+        from klimb.baselines import train
+
+        settings = self._settings
+        if episodes < settings.repeats:
+            raise ValueError(f"an update takes {settings.repeats} episodes, but there are only {episodes}.")
+        with self._file.reading():
+            algorithm, _ = self._agent()
+
+        def keep(progress: Progress) -> object:
+            acting.record(self._file, settings, progress)
+            if self._callback is not None:
+                self._callback(progress)
+            return callback is not None and callback(progress)
+
+        budget = {"episodes": episodes, "batch": settings.repeats, "seed": settings.seed}
+        return train(task, algorithm, callback=keep, **budget)
 
     def result(self) -> Result:
         """What was found so far, as :func:`~klimb.maximize` gives it."""
         status = self.status()
         ended = status.done + status.failed
-        if not status.updates or status.best_return is None:
+        if not status.curve.size or status.best_return is None:
             raise StudyError(
                 f"{self.path} has had no update yet: {status.done} of {ended} episodes were good, nothing to "
                 "learn from."
             )
         with self._file.reading():
-            optimizer = copy.copy(self._optimizer())
+            optimizer = self._give_away()
             (blob,) = self._file.one("SELECT parameters FROM samples WHERE id = ?", status.best_episode)
             best = self._floats(blob)
         return Result(optimizer.mean, best, status.best_return, status.curve, ended, status.failed, optimizer)
@@ -515,7 +600,7 @@ class Study:
                 "SELECT id, asked, issued FROM trials WHERE status = 'pending' "
                 "ORDER BY asked IS NULL, asked, id"
             )
-            curve = rows(f"SELECT {', '.join(CURVE.names or ())} FROM updates ORDER BY number")
+            latest = rows("SELECT mean FROM updates ORDER BY number DESC LIMIT 1")
             measured = rows(
                 "SELECT effectiveness FROM updates WHERE effectiveness IS NOT NULL "
                 "ORDER BY number DESC LIMIT ?",
@@ -528,25 +613,33 @@ class Study:
             failures = rows(
                 "SELECT id, reason FROM trials WHERE status = 'failed' ORDER BY told DESC, id DESC LIMIT 5"
             )
-            optimizer = self._optimizer()
-            settled = self._settled()
+            (updates,) = self._file.one("SELECT iteration FROM state")
+            settled, needed, std = self._settled(), 1, None
+            if self._settings.learner == acting.KIND:
+                mean = self._floats(latest[0][0]) if latest else self._agent()[1]
+            else:
+                kept = self._learner()
+                needed, std, mean = kept.due, kept.std, kept.learner.mean
+            with self._file.decoding():
+                curve = self._curve(ended=needed == 0)
         witnesses = [self._floats(blob) for (blob,) in measured]
         with self._file.decoding():
             return Status(
                 settings=self._settings,
-                updates=optimizer.iteration,
+                updates=updates,
                 done=counts.get("done", 0),
                 failed=counts.get("failed", 0),
                 pending=[
                     Pending(int(number), _text(since), int(issued)) for number, since, issued in pending
                 ],
                 settled=settled,
+                needed=needed,
                 best_return=float(best[0][1]) if best else None,
                 best_episode=int(best[0][0]) if best else None,
                 curve=np.array(curve, dtype=CURVE),
                 effectiveness=np.mean(witnesses, axis=0) if witnesses else None,
-                mean=optimizer.mean,
-                std=optimizer.std,
+                mean=mean,
+                std=std,
                 failures=[(int(number), _text(reason) or "") for number, reason in failures],
             )
 
@@ -558,22 +651,70 @@ class Study:
 
     # inside a transaction
 
+    @contextmanager
+    def _writing(self, *, tidied: bool = False) -> Iterator[None]:
+        """A transaction that changes the file."""
+        if self._settings.learner == Conversing.kind and self._cache is None:
+            with self._file.reading():  # going through a long search again keeps nobody else from writing
+                self._learner()
+        with self._file.writing(tidied=tidied):
+            yield
+
+    def _curve(self, *, ended: bool) -> list[tuple[float, ...]]:
+        """The records of the learning curve.
+
+        A baseline has one per batch of samples, in the order in which they were asked for, as in maximize:
+        its updates may rest on a single one, or on more than a batch. The last is smaller if it `ended`.
+        """
+        if self._settings.learner != Conversing.kind:
+            columns = ", ".join(CURVE.names or ())
+            rows = self._file.all(
+                f"SELECT {columns} FROM updates WHERE mean_return IS NOT NULL ORDER BY number"
+            )
+            return [tuple(math.nan if value is None else value for value in row) for row in rows]
+        trials: dict[int, list[float | None]] = {}
+        pending = set()
+        for sample, status, value in self._file.rows(
+            "SELECT sample, status, return FROM trials ORDER BY sample, repeat"
+        ):
+            trials.setdefault(sample, []).append(value)
+            if status == "pending":
+                pending.add(sample)
+        curve: list[tuple[float, ...]] = []
+        spent, best = 0, -math.inf
+        numbers, batch = list(trials), self._settings.batch
+        for first in range(0, len(numbers), batch):
+            group = numbers[first : first + batch]
+            if pending.intersection(group) or (len(group) < batch and not ended):
+                break
+            spent += sum(len(trials[sample]) for sample in group)
+            returns = np.array([_mean_return(trials[sample]) for sample in group])
+            good = returns[np.isfinite(returns)]
+            if good.size:
+                best = max(best, float(good.max()))
+                with np.errstate(over="ignore"):
+                    mean_return = float(good.mean())
+                curve.append((spent, mean_return, best, math.nan, math.nan, returns.size - good.size))
+        return curve
+
     def _pending(self, condition: str, *values: Any) -> list[int]:
         rows = self._file.all(f"SELECT id FROM trials WHERE status = 'pending' AND {condition}", *values)
         return [number for (number,) in rows]
 
     def _draw(self, count: int) -> list[int]:
-        """Store `count` new samples of this iteration, each with its repeats; the numbers of the episodes."""
-        settings, optimizer = self._settings, self._optimizer()
-        iteration, seed = optimizer.iteration, optimizer.seed
+        """Store `count` new samples of this iteration, each with its repeats; the numbers of the episodes.
+
+        There may be fewer where a baseline must know more first.
+        """
+        settings, kept = self._settings, self._learner()
+        iteration, seed = kept.learner.iteration, settings.seed
         (last,) = self._file.one("SELECT max(position) FROM samples WHERE iteration = ?", iteration)
         first = 0 if last is None else last + 1
         (last,) = self._file.one("SELECT coalesce(max(id), 0) FROM trials")
         number = last + 1
-        with single_threaded():
-            drawn = ask(optimizer.algorithm, optimizer.state, seed, first, count)
-            held = [self._hold(theta, optimizer, first + i) for i, theta in enumerate(drawn)]
-        seeds = _sample_seeds(seed, iteration, first, count, settings.batch)
+        drawn = kept.samples(first, count)
+        held = [self._hold(theta, kept, first + i) for i, theta in enumerate(drawn)]
+        seeds = kept.seeds(first, len(drawn))
         fresh, trials = [], []
         for position, (theta, bounds) in enumerate(held, start=first):
             place = position - first
@@ -587,17 +728,14 @@ class Study:
         self._file.change(INSERT_TRIAL, trials)
         return [trial[0] for trial in trials]
 
-    def _hold(self, theta: FloatArray, optimizer: Optimizer, position: int) -> tuple[FloatArray, str]:
+    def _hold(self, theta: FloatArray, kept: Kept, position: int) -> tuple[FloatArray, str]:
         """What is executed of a sample, and what was done to keep it within the bounds."""
         bounds = self._settings.bounds
         if bounds is None or not lies_outside(theta, *bounds):
             return theta, "inside"
         if self._settings.outside == "clip":
             return np.clip(theta, *bounds), "clipped"
-        belief, factors = optimizer.belief, optimizer.state.exploration
-        sampled = belief if factors is None else replace(belief, variances=belief.variances * factors)
-        stream = np.random.SeedSequence(optimizer.seed, spawn_key=(optimizer.iteration, 3, position))
-        return redraw(sampled, theta, *bounds, np.random.default_rng(stream)), "resampled"
+        return kept.redraw(theta, position, *bounds), "resampled"
 
     def _outcomes(self, episodes: Sequence[Episode | int], returns: ArrayLike) -> list[Outcome]:
         """What becomes of episodes by their returns."""
@@ -617,7 +755,7 @@ class Study:
 
     def _settle(self, outcomes: Sequence[Outcome]) -> Made | None:
         """Store how episodes ended, and update if that completes a batch."""
-        with self._file.writing():
+        with self._writing():
             moment, told = now(), set()
             for number, *_ in outcomes:
                 self._check_pending(number)
@@ -639,15 +777,15 @@ class Study:
     ) -> list[int]:
         """Store episodes that were not asked for."""
         limits = self._settings.bounds
-        with self._file.writing(tidied=True):
-            optimizer = self._optimizer()
-            belief = optimizer.belief
-            check_distance(belief.to_local(theta), belief)
+        with self._writing(tidied=True):
+            kept = self._learner()
+            kept.check_foreign(theta)
+            iteration = kept.learner.iteration
             (last,) = self._file.one("SELECT coalesce(max(id), 0) FROM trials")
             moment, fresh, trials = now(), [], []
             for number, (row, outcome) in enumerate(zip(theta, outcomes, strict=True), start=last + 1):
                 bounds = "inside" if limits is None or not lies_outside(row, *limits) else "outside"
-                fresh.append((number, optimizer.iteration, None, origin, bounds, row.tobytes(), None))
+                fresh.append((number, iteration, None, origin, bounds, row.tobytes(), None))
                 trials.append((number, number, *outcome, moment))
             self._file.change(INSERT_SAMPLE, fresh)
             self._file.change(
@@ -668,51 +806,54 @@ class Study:
         return int(count)
 
     def _update_if_due(self) -> Made | Exception | None:
-        """Learn from all settled samples, by their numbers, if they are a batch and enough of them good.
+        """Learn from all settled samples, by their numbers, if they are as many as due and enough good.
 
         What goes wrong in the update itself is returned, not raised: the returns just told are to be kept.
         """
-        if self._settled() < self._settings.batch:
+        kept = self._learner()
+        if not 0 < kept.due <= self._settled():
             return None
         rows = self._file.all(
-            "SELECT trials.id, sample, return, parameters FROM trials JOIN samples ON samples.id = sample "
-            "WHERE used IS NULL AND sample NOT IN "
+            "SELECT trials.id, sample, return, parameters, drawn FROM trials JOIN samples ON "
+            "samples.id = sample WHERE used IS NULL AND sample NOT IN "
             "(SELECT sample FROM trials WHERE used IS NULL AND status = 'pending') ORDER BY sample, trials.id"
         )
         with self._file.decoding():
-            theta, returns = self._samples(rows)
-        good, before = returns[np.isfinite(returns)], self._optimizer()
-        if good.size < before.algorithm.fewest:
+            theta, drawn, returns = self._samples(rows)
+        good = returns[np.isfinite(returns)]
+        if good.size < kept.fewest:
             return None
-        optimizer = copy.copy(before)
+        self._cache = None  # until the transaction is through: a baseline that has learned cannot go back
         try:
-            info = optimizer.tell(theta, returns)
-            with np.errstate(over="ignore"):
-                mean_return = float(good.mean())
-            if not math.isfinite(mean_return + info.kl + optimizer.entropy):
-                raise ValueError("the returns are too large to compute with.")
+            learned = kept.learn(theta, drawn, returns)
         except Exception as error:  # a measure of the user's own may raise anything
             return error
+        after, info = learned.after, learned.info
         last = self._file.all("SELECT episodes, best_return FROM updates ORDER BY number DESC LIMIT 1")
         spent, best = last[0] if last else (0, -math.inf)
-        made = Made(info, theta, returns, spent + len(rows), max(best, float(good.max())))
-        self._file.insert("updates", _update_row(made, mean_return, before.belief, optimizer))
-        number = optimizer.iteration
-        self._file.change("UPDATE trials SET used = ? WHERE id = ?", [(number, row[0]) for row in rows])
-        self._file.change("UPDATE state SET iteration = ?, optimizer = ?", [(number, optimizer.to_bytes())])
-        return made
+        episodes, best = spent + len(rows), float(np.max(good, initial=best))
+        number = after.learner.iteration
+        row = update_row(number, info, returns, episodes, best, after.learner)
+        for name, vector_ in (("std", after.std), ("effectiveness", learned.effectiveness)):
+            row[name] = None if vector_ is None else vector_.tobytes()
+        self._file.insert("updates", row)
+        self._file.change("UPDATE trials SET used = ? WHERE id = ?", [(number, one[0]) for one in rows])
+        self._file.change("UPDATE state SET iteration = ?", [(number,)])
+        if learned.state is not None:
+            self._file.change("UPDATE state SET optimizer = ?", [(learned.state,)])
+        return Made(info, theta, returns, episodes, best, after)
 
-    def _samples(self, rows: Sequence[tuple[int, int, float | None, bytes]]) -> tuple[FloatArray, FloatArray]:
-        """Parameters and mean returns of the samples that episodes belong to; NaN where all failed."""
-        blobs: dict[int, bytes] = {}
-        values: dict[int, list[float]] = {}
-        for _, sample, value, blob in rows:
-            blobs.setdefault(sample, blob)
-            values.setdefault(sample, []).extend([] if value is None else [value])
-        returns = [
-            math.fsum(value / len(some) for value in some) if some else math.nan for some in values.values()
-        ]
-        return np.array([self._floats(blob) for blob in blobs.values()]), np.array(returns)
+    def _samples(self, rows: Sequence[tuple[Any, ...]]) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Parameters as executed and as drawn, and mean returns of the samples that episodes belong to."""
+        blobs: dict[int, tuple[bytes, bytes]] = {}
+        values: dict[int, list[float | None]] = {}
+        for _, sample, value, blob, drawn in rows:
+            blobs.setdefault(sample, (blob, drawn or blob))
+            values.setdefault(sample, []).append(value)
+        executed, drawn = (
+            np.array([self._floats(pair[place]) for pair in blobs.values()]) for place in (0, 1)
+        )
+        return executed, drawn, np.array([_mean_return(some) for some in values.values()])
 
     def _announce(self, made: Made | Exception | None) -> Made | None:
         """After the transaction: tell the callback of the update, or the caller that it failed."""
@@ -721,12 +862,34 @@ class Study:
                 f"what was told is stored, but the update failed: {str(made) or type(made).__name__} "
                 "It is tried again with the next return."
             ) from made
-        if made is not None and self._callback is not None:
-            self._callback(self._progress(made))
+        if made is not None:
+            self._cache = made.after
+            if self._callback is not None:
+                self._callback(self._progress(made))
         return made
 
     def _progress(self, made: Made) -> Progress:
-        return Progress(self.optimizer, made.info, made.theta, made.returns, made.episodes, made.best_return)
+        with self._file.reading():
+            learner = self._learner().learner
+        return Progress(learner, made.info, made.theta, made.returns, made.episodes, made.best_return)
+
+    def _nothing_to_ask(self) -> StudyError:
+        """Why a baseline has nothing to hand out."""
+        status, name = self.status(), self._settings.algorithm
+        if status.ended:
+            return StudyError(f"{name} has come to its end: it has nothing left to try.")
+        waiting = [str(one.episode) for one in status.pending]
+        if not waiting:
+            return StudyError(
+                f"{self.path} cannot go on: all returns of update {status.updates + 1} are stored, but "
+                f"{name} failed to learn from them."
+            )
+        some = ", ".join(waiting[:10]) + (f" and {len(waiting) - 10} more" if len(waiting) > 10 else "")
+        return StudyError(
+            f"{name} must know more before it can name other parameters: episode {some} has not come back. "
+            "Tell its return, declare it failed, or hand it out again: reissue_after=SECONDS, on the command "
+            "line --reissue-after TIME."
+        )
 
     def _standing(self, number: int) -> tuple[Any, ...]:
         """Status, return and reason of an episode, or a ValueError if there is none."""
@@ -766,19 +929,60 @@ class Study:
                 record["extra"] = None if record["extra"] is None else dict(json.loads(record["extra"]))
             yield record, self._floats(blob), None if drawn is None else self._floats(drawn)
 
-    def _optimizer(self) -> Optimizer:
-        """The optimizer of the state in the file, read anew where another update was made."""
+    def _learner(self) -> Kept:
+        """The learner of the state in the file, brought up to date where another update was made."""
+        if self._settings.learner == acting.KIND:
+            raise ValueError(
+                f"{self._settings.algorithm} acts step by step, so that nobody else can run its episodes: go "
+                f"on with klimb study resume {self.path}, or in Python with Study.run(task, episodes=...)."
+            )
         (iteration,) = self._file.one("SELECT iteration FROM state")
-        if self._cache is None or self._cache.iteration != iteration:
+        if self._cache is None or self._cache.learner.iteration != iteration:
+            self._cache = self._restored(iteration)
+        return self._cache
+
+    def _restored(self, iteration: int) -> Kept:
+        """The learner after so many updates."""
+        kept, self._cache = self._cache, None
+        if kept is None or not kept.replays or kept.learner.iteration > iteration:
             measure = self._effectiveness or _absent_measure(self._settings.measure)
             (blob,) = self._file.one("SELECT optimizer FROM state")
             with self._file.decoding():
-                loaded = Optimizer.from_bytes(blob, effectiveness=measure)
-                if (loaded.iteration, loaded.n_parameters) != (iteration, self._settings.n_parameters):
-                    raise ValueError("the optimizer does not fit the rest")
-            # never the one that made the update: arrays that lie as in the file give everyone the same bits
-            self._cache = loaded
-        return self._cache
+                kept = restore(self._settings.learner, blob, self._settings.batch, measure)
+        while kept.replays and kept.learner.iteration < iteration:
+            rows = self._file.all(
+                "SELECT trials.id, sample, return, parameters, drawn FROM samples JOIN trials ON "
+                "sample = samples.id WHERE iteration = ? ORDER BY sample, trials.id",
+                kept.learner.iteration,
+            )
+            with self._file.decoding():
+                told = self._samples(rows)
+            try:
+                kept = kept.learn(*told).after
+            except ValueError as error:
+                raise StudyError(
+                    f"{self.path} cannot be taken up here: gone through again, {self._settings.algorithm} "
+                    f"does not come to what is stored for update {kept.learner.iteration + 1} ({error}). It "
+                    "was made with another version of a library, or on another kind of computer, or it is "
+                    "damaged."
+                ) from None
+        learner = kept.learner
+        if (learner.iteration, learner.n_parameters) != (iteration, self._settings.n_parameters):
+            raise damaged(self.path, "the optimizer does not fit the rest")
+        return kept
+
+    def _give_away(self) -> Learner:
+        """The learner for a user to keep: a copy, or else the study goes through its episodes again."""
+        kept = self._learner()
+        if kept.replays:
+            self._cache = None
+        return kept.learner
+
+    def _agent(self) -> tuple[Stepwise, FloatArray]:
+        """A learner that acts step by step: its settings, and the policy that it starts with."""
+        (blob,) = self._file.one("SELECT optimizer FROM state")
+        with self._file.decoding():
+            return acting.restore(blob)
 
     def _floats(self, blob: Any) -> FloatArray:
         """A vector (n,) of the file; a copy that can be written."""
@@ -801,40 +1005,6 @@ class Study:
         return episode.id
 
 
-def _update_row(made: Made, mean_return: float, before: Gaussian, optimizer: Optimizer) -> dict[str, Any]:
-    """The row of an update; `before` is the belief that it started from."""
-    info = made.info
-    measured = None if info.effectiveness is None else _by_parameter(info.effectiveness, before)
-    return {
-        "number": optimizer.iteration,
-        "made": now(),
-        "episodes": made.episodes,
-        "n_used": info.n_used,
-        "n_failed": info.n_failed,
-        "mean_return": mean_return,
-        "best_return": made.best_return,
-        "kl": info.kl,
-        "entropy": optimizer.entropy,
-        "entropy_drop": info.entropy_drop,
-        "eta": info.eta,
-        "omega": info.omega,
-        "temperature": info.temperature,
-        "effective_sample_size": info.effective_sample_size,
-        "informative": info.informative,
-        "mean": optimizer.mean.tobytes(),
-        "std": optimizer.std.tobytes(),
-        "effectiveness": None if measured is None else measured.tobytes(),
-        "selected": None if info.selected is None else info.selected.astype("<i8").tobytes(),
-    }
-
-
-def _by_parameter(effectiveness: FloatArray, belief: Gaussian) -> FloatArray:
-    """Spread the effectiveness of local coordinates, (n,), over the parameters that they mix."""
-    spread = effectiveness.copy()
-    spread[belief.mixed] = np.square(belief.rotation) @ effectiveness[belief.mixed]
-    return spread
-
-
 def _absent_measure(name: str | None) -> Effectiveness:
     """Stands in for a measure of the user's own: all but an update works without it."""
 
@@ -847,15 +1017,18 @@ def _absent_measure(name: str | None) -> Effectiveness:
     return measure
 
 
-def _sample_seeds(seed: int, iteration: int, first: int, count: int, batch: int) -> list[str]:
-    """Seeds of samples `first` to `first` + `count` - 1 of an iteration: those that maximize uses."""
-    seeds: list[str] = []
-    for start in range(first - first % batch, first + count, batch):
-        source = batch_seed(seed, iteration, start, batch).generate_state(1, np.uint64)[0]
-        wanted = range(max(first, start), min(first + count, start + batch))
-        block = episode_seeds(int(source), wanted.stop - start)
-        seeds += [str(block[position - start]) for position in wanted]
-    return seeds
+def _usual_batch(algorithm: Any, n: int) -> int:
+    """The algorithm's usual number of samples (or episodes) per update."""
+    entry = (ALGORITHMS | BASELINES).get(algorithm.name)
+    if entry is not None and entry.batch is not None:
+        return entry.batch
+    return algorithm.usual_batch(n) if hasattr(algorithm, "usual_batch") else 50
+
+
+def _mean_return(returns: Sequence[float | None]) -> float:
+    """Of the episodes of a sample that did not fail; NaN where all did."""
+    good = [value for value in returns if value is not None]
+    return math.fsum(value / len(good) for value in good) if good else math.nan
 
 
 def _spawned_seed(seed: int, *key: int) -> str:

@@ -343,9 +343,9 @@ class BallStopping:
         episode.reset(np.random.default_rng(episode_seed))
         path = [episode.state]
         for action in self.policy.trajectory(theta)[0]:
-            episode.step(action)
+            _, _, over = episode.step(action)
             path.append(episode.state)
-            if episode.outcome != GOING or episode.failed:
+            if over:
                 break
         return np.array(path)[:, :N_POSITIONS]
 
@@ -404,10 +404,10 @@ class BallStoppingEpisode:
         self._memory = no_memory(1)
         return observation(state)
 
-    def step(self, action: ArrayLike) -> tuple[FloatArray, float]:
-        """Move for one control step: the observation (21,) after it and its reward.
+    def step(self, action: ArrayLike) -> tuple[FloatArray, float, bool]:
+        """Move for one control step; give the observation (21,) after it, the reward, and whether it ended.
 
-        The episode is over when `outcome` is not GOING any more, or `failed`.
+        If the simulation breaks down, the reward is NaN and the episode is over.
 
         Parameters
         ----------
@@ -420,4 +420,6 @@ class BallStoppingEpisode:
         states, sensors = self.simulation.step(joint_references(action))
         verdict = judge(states[None], sensors[None], self._memory)
         self.state, self.outcome, self._memory = states[-1], int(verdict.outcome[0]), verdict.memory
-        return observation(self.state), math.nan if self.failed else float(verdict.rewards[0, 0])
+        if self.failed:
+            return observation(self.state), math.nan, True
+        return observation(self.state), float(verdict.rewards[0, 0]), self.outcome != GOING

@@ -176,7 +176,7 @@ class BallStoppingEnvironment(Environment):
         from klimb.tasks import ball_stopping
 
         self.task = ball_stopping.BallStopping(**options)
-        self._going, self._stopped = ball_stopping.GOING, ball_stopping.STOPPED
+        self._stopped = ball_stopping.STOPPED
         self._episode = ball_stopping.BallStoppingEpisode(self.task)
         self.observation_space = _box([2 * math.pi] * 7 + [1e3] * 7 + [100.0] * 3 + [1.0 + 1e-9] * 4)
         self.action_space = _box(1.0, 7)
@@ -189,8 +189,7 @@ class BallStoppingEnvironment(Environment):
     def step(self, action: ArrayLike) -> Step:
         """Move for one control step."""
         episode = self._episode
-        observation, reward = episode.step(ROBOT_SCALE * _action(self, action))
-        over = episode.failed or episode.outcome != self._going
+        observation, reward, over = episode.step(ROBOT_SCALE * _action(self, action))
         success = not episode.failed and episode.outcome == self._stopped
         return observation, reward, over, False, {"is_success": success}
 

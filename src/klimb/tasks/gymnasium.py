@@ -99,7 +99,7 @@ def gymnasium_task(
     if horizon is not None and isinstance(environment, str):
         options.setdefault("max_episode_steps", whole("horizon", horizon, 1))
     name = _name(environment)
-    env = _make_environment(environment, options)
+    env = make_environment(environment, options)
     try:
         spaces = _spaces(env, name)
         horizon = _horizon(horizon, env, getattr(policy, "horizon", None), name)
@@ -204,7 +204,7 @@ class GymnasiumTask:
             raise ValueError(f"{self.name} draws in a size of its own; leave width and height out.")
         (row,) = samples("theta", vector("theta", theta)[None], self.n_parameters)
         (episode_seed,) = episode_seeds(seed, 1)
-        env = _make_environment(self.environment, {**self.options, "render_mode": "rgb_array"})
+        env = make_environment(self.environment, {**self.options, "render_mode": "rgb_array"})
         every = -(-self.horizon // LONGEST_FILM)
         frames: list[Frame] = []
         steps = itertools.count()
@@ -232,10 +232,10 @@ class GymnasiumTask:
         try:
             env = self._idle.pop()
         except IndexError:
-            env = _make_environment(self.environment, self.options)
+            env = make_environment(self.environment, self.options)
         try:
             episode = _run(env, self.policy, theta, seed, self.horizon, self.discount, look)
-        except (*_failures(), *self.failures):
+        except (*simulator_failures(), *self.failures):
             episode = None
         except BaseException as error:
             error.add_note(f"klimb: this came from {self.name} in the episode with seed {seed}.")
@@ -300,12 +300,12 @@ def _run(
             seen = np.array(observation, dtype=np.float64).reshape(1, -1)
             if terminated or truncated:
                 break
-    if np.isnan(seen).any() or not math.isfinite(total) or _mujoco_warned(env):
+    if np.isnan(seen).any() or not math.isfinite(total) or mujoco_warned(env):
         return None
     return Episode(total, info)
 
 
-def _mujoco_warned(env: Environment) -> bool:
+def mujoco_warned(env: Environment) -> bool:
     """Whether MuJoCo, if that is the simulator, has warned since the last reset."""
     mujoco = sys.modules.get("mujoco")  # if it is not loaded, nobody simulates with it
     data = getattr(env.unwrapped, "data", None)
@@ -314,7 +314,8 @@ def _mujoco_warned(env: Environment) -> bool:
     return any(warning.number for warning in data.warning)
 
 
-def _failures() -> tuple[type[Exception], ...]:
+def simulator_failures() -> tuple[type[Exception], ...]:
+    """What an environment's simulator raises where it breaks down."""
     mujoco = sys.modules.get("mujoco")
     simulator = () if mujoco is None else (mujoco.FatalError,)
     return (ArithmeticError, np.linalg.LinAlgError, *simulator)
@@ -340,7 +341,7 @@ def _name(environment: MakesEnvironment) -> str:
     return name
 
 
-def _make_environment(environment: MakesEnvironment, options: Mapping[str, Any]) -> Environment:
+def make_environment(environment: MakesEnvironment, options: Mapping[str, Any]) -> Environment:
     """Make the environment; whatever is wrong with the request is a ValueError."""
     name = _name(environment)
     if not (isinstance(environment, str) or callable(environment)):
