@@ -2,18 +2,19 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
+PEERS_VENV = .venv-peers
 # All that the tests need, in one command: so that nothing pulls another torch than the pinned one.
-EXTRAS = test,dashboard,deep,docs,parquet,peers,tensorboard,video
+EXTRAS = test,dashboard,deep,docs,parquet,peers,ray,tensorboard,video
 
 # One core per process: parallelism belongs to the test runner, and timings stay comparable.
 export OPENBLAS_NUM_THREADS ?= 1
 export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 
-.PHONY: help demo test lint format docs bench paper clean
+.PHONY: help demo test lint format docs bench bench-peers paper clean
 
 help:  ## show this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-8s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -50,10 +51,23 @@ bench: $(VENV)/.installed-test  ## the tables of benchmarks/
 	$(BIN)/python benchmarks/physics.py
 	$(BIN)/python benchmarks/baselines.py
 	$(BIN)/python benchmarks/dashboard.py
+	$(BIN)/python benchmarks/scale.py
+
+# MushroomRL pins packages that klimb cannot use, and a torch that would come with CUDA: an environment of its own,
+# with what it imports and no more. numpy 1.24 has wheels up to Python 3.11.
+$(PEERS_VENV)/.installed:
+	$(PYTHON) -m venv $(PEERS_VENV)
+	$(PEERS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check numpy==1.24.4 scipy==1.15.2 \
+	    scikit-learn==1.6.1 matplotlib==3.10.1 joblib==1.4.2 tqdm==4.67.1 pygame opencv-python-headless torch==2.13.0
+	$(PEERS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps mushroom-rl==1.10.2
+	@touch $@
+
+bench-peers: $(VENV)/.installed-test $(PEERS_VENV)/.installed  ## beside MushroomRL, pycma, scikit-learn: docs/performance.md
+	$(BIN)/python benchmarks/peers.py --mushroom $(PEERS_VENV)/bin/python
 
 paper: $(VENV)/.installed  ## rerun what is missing of the paper (hours), draw its figures, judge its claims
 	$(BIN)/klimb reproduce all --figures docs/figures
 	$(BIN)/klimb claims
 
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) build dist site demo.png .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(PEERS_VENV) build dist site demo.png .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -11,7 +11,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "klimb"
 
 # Each line may import from the lines above it and from itself.
 ORDER = [
-    {"_validation", "_blas", "_processes"},
+    {"_validation", "_blas", "_crew", "_processes"},
     {"gaussian"},
     {"_neighbours", "weighting", "fitting", "effectiveness", "more"},
     {"updates"},
@@ -31,7 +31,7 @@ BESIDE = {
         *{"_validation", "_command", "algorithms", "optimizer", "report", "study", "tasks", "baselines"},
     },
     "tasks": {"_validation", "tasks", "policies"},
-    "evaluation": {"_processes", "_validation", "tasks"},
+    "evaluation": {"_crew", "_processes", "_validation", "__version__", "evaluation", "tasks"},
     "check": {"_validation", "tasks"},
     "paper": {"algorithms"},
     "policies": {"_validation", "tasks", "policies"},
@@ -44,24 +44,10 @@ BESIDE = {
     },
     "experiments": set().union(*ORDER, {"__version__", "tasks", "baselines", "experiments", "report"}),
 }
-LAST = {
-    "klimb",
-    "__main__",
-    "cli",
-    "experiments_cli",
-}  # the package itself and the command line may import anything
+LAST = {"klimb", "__main__", "cli", "experiments_cli"}  # these may import anything
 
-HEAVY = [
-    "numba",
-    "matplotlib",
-    "typer",
-    "mujoco",
-    "sklearn",
-    "torch",
-    "stable_baselines3",
-    "cma",
-    "starlette",
-]
+HEAVY = ["numba", "matplotlib", "typer", "mujoco", "sklearn", "torch", "stable_baselines3", "cma", "ray"]
+HEAVY += ["starlette"]
 
 FILES = sorted(SOURCE.rglob("*.py"))
 

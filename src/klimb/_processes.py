@@ -6,11 +6,13 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
+
+from klimb._crew import Ended
 
 # Each worker has one core; more threads would only get in each other's way.
 ONE_THREAD = (
@@ -24,10 +26,29 @@ PATIENCE = 5.0  # seconds that a worker has to leave before it is killed
 
 
 class Worker(NamedTuple):
-    """A process and the line to it."""
+    """A process and the line to it: a hand of a :class:`klimb._crew.Crew`."""
 
     process: BaseProcess
     line: Connection
+
+    def send(self, message: Any) -> None:
+        """Give it something to do; that it has died is for :meth:`receive` to say."""
+        with suppress(OSError):
+            self.line.send(message)
+
+    def receive(self) -> Any:
+        """What it answered; raises :class:`Ended` if it has died."""
+        try:
+            return self.line.recv()
+        except (EOFError, OSError):
+            raise Ended(f"a worker process {_ending(self)}") from None
+
+    def end(self) -> None:
+        """End it at once, whatever it is doing, and clear it away."""
+        self.process.kill()
+        self.process.join()
+        self.process.close()
+        self.line.close()
 
 
 def available_cores() -> int:
@@ -35,22 +56,24 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def start(target: Callable[..., None], *arguments: Any) -> Worker:
-    """Start ``target(line, *arguments)`` in a new process; it must be importable ("spawn")."""
+def start(prepare: Callable[..., Callable[[Any], Any]], *arguments: Any) -> Worker:
+    """Start a new process ("spawn") that answers messages with what ``prepare(*arguments)`` gives.
+
+    `prepare` must be importable. Its own answer, before any message, is None, or the exception it raised.
+    """
     spawn = multiprocessing.get_context("spawn")
     line, other_end = spawn.Pipe()
     with _one_thread():
-        process = spawn.Process(target=target, args=(other_end, *arguments), daemon=True)
+        process = spawn.Process(target=_serve, args=(other_end, prepare, *arguments), daemon=True)
         process.start()
     other_end.close()  # so that the line breaks when the worker does
     return Worker(process, line)
 
 
-def settle_in() -> None:
-    """What a worker does first: leave Ctrl-C to its parent, and leave with it."""
-    # Ctrl-C reaches all processes of a terminal: what to do about it is the parent's to decide
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
+def poll(workers: Sequence[Worker], seconds: float | None) -> list[Worker]:
+    """Those that have something to say, or have died; none after so many seconds."""
+    lines = {worker.line: worker for worker in workers}
+    return [lines[line] for line in wait(list(lines), seconds)]  # type: ignore[index]
 
 
 def end(workers: Iterable[Worker]) -> None:
@@ -60,17 +83,34 @@ def end(workers: Iterable[Worker]) -> None:
         worker.process.terminate()
     for worker in workers:
         worker.process.join(PATIENCE)
-        if worker.process.is_alive():
-            worker.process.kill()
-            worker.process.join()
-        worker.process.close()
-        worker.line.close()
+        worker.end()
 
 
-def exit_code(worker: Worker) -> int | None:
-    """How a worker that died has ended: below 0, the signal that ended it."""
+def _serve(line: Connection, prepare: Callable[..., Callable[[Any], Any]], *arguments: Any) -> None:
+    """What a worker does: answer messages until the line breaks."""
+    # Ctrl-C reaches all processes of a terminal: what to do about it is the parent's to decide
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    with suppress(EOFError, OSError):  # the parent has gone
+        try:
+            answer = prepare(*arguments)
+        except Exception as error:
+            line.send(error)
+            return
+        line.send(None)
+        while True:
+            message = line.recv()
+            line.send(answer(message))
+
+
+def _ending(worker: Worker) -> str:
+    """How a worker that died has ended, in words."""
     worker.process.join(PATIENCE)
-    return worker.process.exitcode
+    code = worker.process.exitcode
+    if code is None or code >= 0:
+        return f"ended with exit code {code}"
+    out_of_memory = " (out of memory?)" if -code == signal.SIGKILL else ""
+    return f"was ended by {signal.Signals(-code).name}{out_of_memory}"
 
 
 @contextmanager

@@ -16,6 +16,7 @@ import statistics
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -36,7 +37,7 @@ from klimb import __version__, dashboard_cli, study_cli
 from klimb._command import assignments, fail, number, strict_json, to_word
 from klimb._validation import FloatArray, lookup, whole
 from klimb.algorithms import ALGORITHMS, BASELINES, make_algorithm
-from klimb.evaluation import Workers
+from klimb.evaluation import Collected, Workers, WorkerWarning
 from klimb.experiments_cli import list_figures, register
 from klimb.optimizer import Evaluates, Optimizer, Result, maximize
 from klimb.optimizer import Progress as Update
@@ -101,6 +102,7 @@ def _complete_kind(incomplete: str) -> list[str]:
     "klimb run lqr --algorithm creps --batch 100 --set epsilon=2.0 --set kappa=5\n\n"
     "klimb run lqr --option n_states=20 --option start=random --save optimizer.npz\n\n"
     "klimb run ball-stopping --workers 2 --save arm.npz\n\n"
+    "klimb run ball-stopping --cluster ray://head:10001 --timeout 60 --async\n\n"
     "klimb run gymnasium:Swimmer-v5 --policy linear --algorithm creps --batch 50\n\n"
     "klimb run lqr --algorithm vkd-cma\n\n"
     "klimb run gymnasium:Pendulum-v1 --algorithm ppo --set gamma=0.9 --episodes 1000\n\n"
@@ -151,8 +153,37 @@ def run(
         str | None, typer.Option(help="Short for --option policy=NAME: the policy of a Gymnasium task.")
     ] = None,
     workers: Annotated[
-        int, typer.Option("--workers", "-w", min=1, help="Processes that run episodes; results are the same.")
+        int | None,
+        typer.Option(
+            "--workers",
+            "-w",
+            min=1,
+            help="Processes that run episodes; results are the same [dim](none; all of a cluster)[/dim].",
+        ),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Run episodes on a Ray cluster: [bold]auto[/bold], [bold]ray://host:port[/bold] or "
+            "[bold]host:port[/bold]; results are the same.",
+        ),
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="End an episode that takes longer [dim](no limit)[/dim]."),
+    ] = None,
+    retries: Annotated[
+        int, typer.Option(min=0, help="Run an episode again so often whose worker died or took too long.")
     ] = 1,
+    asynchronous: Annotated[
+        bool,
+        typer.Option(
+            "--async",
+            help="Update when a batch's worth of returns is in, and use late ones in the next update. The "
+            "result then depends on which episodes came first.",
+        ),
+    ] = False,
     plot: Annotated[
         Path | None, typer.Option(help="Draw the learning curve: a .png, .svg or .pdf file.")
     ] = None,
@@ -197,7 +228,10 @@ def run(
             for name, value in (("--batch", batch), ("--episodes", episodes)):
                 whole(name, value, search.fewest)
         acts = hasattr(search, "agent")  # step by step in an environment, instead of asking and telling
-        _check_start(search, problem, std, min(batch, episodes), seed, workers)
+        if asynchronous and not isinstance(search, Search):
+            raise ValueError(f"--async is of no use to {algorithm}, which learns from whole batches.")
+        elsewhere = cluster is not None or timeout is not None or asynchronous or (workers or 1) > 1
+        _check_start(search, problem, std, min(batch, episodes), seed, elsewhere)
         _check_files(plot, save)
         counts_success = _counts_success(problem)
     except (ValueError, ImportError) as error:
@@ -212,6 +246,15 @@ def run(
         "seed": seed,
         "episodes": episodes,
     }
+    start: AbstractContextManager[Any] = nullcontext(problem)
+    if elsewhere:
+        try:
+            count = workers or (None if cluster else 1)
+            start = Workers(problem, count, cluster=cluster, retries=retries, timeout=timeout)
+        except (ValueError, ImportError) as error:
+            fail(str(error), 2)
+        except RuntimeError as error:
+            fail(str(error), 1)
     with study_cli.sorry():
         board = None if tensorboard is None else TensorBoard(tensorboard)
         kept = None if study is None else study_cli.open_run(study, settled, search, problem)
@@ -222,7 +265,8 @@ def run(
         with (
             kept or nullcontext(),
             board or nullcontext(),
-            _workers(problem, workers) as evaluated,
+            start as evaluated,
+            _plain_warnings(),
             _progress_bar(record, shown=not quiet),
             _gentle_interrupt(record),
         ):
@@ -239,7 +283,12 @@ def run(
                         f"in {study} again, which must come out the same, and goes on from there.",
                         err=True,
                     )
-                result = kept.run(problem if acts else watched, episodes=episodes, callback=follow)
+                result = kept.run(
+                    problem if acts else watched,
+                    episodes=episodes,
+                    callback=follow,
+                    asynchronous=asynchronous,
+                )
                 record.sizes = kept.effective_sample_sizes()
             elif acts:
                 result = _train(problem, search, **budget)
@@ -249,6 +298,7 @@ def run(
                     search,
                     mean=np.zeros(problem.n_parameters),
                     std=std,
+                    asynchronous=asynchronous,
                     **budget,
                 )
     except (KeyboardInterrupt, Exception) as error:
@@ -550,20 +600,38 @@ class Record:
     first_success: int | None = None
     success_rate: float | None = None
 
-    def watch(self, task: Task) -> Evaluates:
+    def watch(self, task: Any) -> Evaluates:
         """The task, with an eye on the successes of its episodes."""
         record = self
 
         class Watched:
+            count = getattr(task, "count", 1)
+
             def evaluate(self, theta: FloatArray, seed: int) -> FloatArray:
                 returns, success = _with_success(task, theta, seed)
-                if record.first_success is None and success.any():
-                    record.first_success = record.evaluated + int(np.argmax(success)) + 1
-                record.success_rate = float(success.mean())
-                record.evaluated += len(theta)
+                record.note(success)
                 return returns
 
+            def submit(self, theta: FloatArray, seed: Any) -> Any:
+                return task.submit(theta, seed, return_success=True)
+
+            def collect(self, count: int) -> Collected:
+                collected: Collected = task.collect(count)
+                if collected.success is not None:
+                    record.note(collected.success)
+                return collected
+
+            def abandon(self) -> None:
+                task.abandon()
+
         return Watched()
+
+    def note(self, success: NDArray[np.bool_]) -> None:
+        """Take in which of some more episodes succeeded."""
+        if self.first_success is None and success.any():
+            self.first_success = self.evaluated + int(np.argmax(success)) + 1
+        self.success_rate = float(success.mean())
+        self.evaluated += len(success)
 
     def follow(self, update: Update) -> bool:
         """Take in an update; the callback of maximize, so True ends the search."""
@@ -633,9 +701,21 @@ def _gentle_interrupt(record: Record) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _workers(task: Task, count: int) -> AbstractContextManager[Task]:
-    """The task itself, or worker processes that evaluate it."""
-    return nullcontext(task) if count == 1 else Workers(task, count)
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Say what happens to workers in a line each, every time."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", category=WorkerWarning)
+        show = warnings.showwarning
+
+        def say(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+            if issubclass(category, WorkerWarning):
+                typer.echo(f"klimb: {message}", err=True)
+            else:
+                show(message, category, *place, **more)
+
+        warnings.showwarning = say
+        yield
 
 
 def _counts_success(task: Task) -> bool:
@@ -672,15 +752,18 @@ def _rescue(error: BaseException, record: Record, save: Path | None) -> NoReturn
     raise typer.Exit(130 if interrupted else 1)
 
 
-def _check_start(search: Any, task: Task, std: float, batch: int, seed: int, workers: int) -> None:
+def _check_start(search: Any, task: Task, std: float, batch: int, seed: int, elsewhere: bool) -> None:
     """Raise a ValueError, or an ImportError, if the algorithm cannot do the task."""
     if hasattr(search, "agent"):
         from klimb.baselines.stepping import make_arena
 
         make_arena(task, search.name, 1)
         search.check(batch)
-        if workers > 1:
-            raise ValueError(f"--workers is of no use to {search.name}, which acts in this process.")
+        if elsewhere:
+            raise ValueError(
+                f"--workers is of no use to {search.name}, which acts in this process; nor are --cluster and "
+                "--timeout."
+            )
     elif isinstance(search, Search):
         Optimizer(search, mean=np.zeros(task.n_parameters), std=std, seed=seed)
     else:

@@ -432,6 +432,27 @@ class Evaluates(Protocol):
         ...
 
 
+class Submits(Protocol):
+    """A task that is evaluated in the background: :class:`klimb.Workers`."""
+
+    @property
+    def count(self) -> int:
+        """How many workers there are."""
+        ...
+
+    def submit(self, theta: FloatArray, seed: ArrayLike) -> NDArray[np.int64]:
+        """Begin to evaluate the rows of `theta` and give a ticket for each."""
+        ...
+
+    def collect(self, count: int) -> tuple[NDArray[np.int64], FloatArray, Any]:
+        """Tickets and returns, and more, of what is finished, once that are `count` episodes or all."""
+        ...
+
+    def abandon(self) -> None:
+        """Forget what was submitted."""
+        ...
+
+
 CURVE = np.dtype(
     [(name, np.float64) for name in ("episodes", "mean_return", "best_return", "kl", "entropy", "n_failed")]
 )
@@ -448,6 +469,7 @@ def maximize(
     batch: int = 50,
     seed: int | None = None,
     callback: Callable[[Progress], object] | None = None,
+    asynchronous: bool = False,
 ) -> Result:
     """Maximise a function of one parameter vector, or a task.
 
@@ -464,6 +486,10 @@ def maximize(
         How many per update.
     callback
         Called with a :class:`Progress` after every update; returning True ends the search.
+    asynchronous
+        Update as soon as `batch` returns are in, and learn from late ones in the next update: no worker waits
+        for the slowest episode of a batch. `f` must be :class:`klimb.Workers`, `algorithm` one of klimb's
+        own. The result then depends on which episodes came first.
     """
     batch = min(whole("batch", batch, algorithm.fewest), whole("episodes", episodes, algorithm.fewest))
     optimizer: Learner
@@ -473,6 +499,8 @@ def maximize(
         if std is None or covariance is not None:
             raise ValueError(f"{algorithm.name} starts from std; klimb's own algorithms take a covariance.")
         optimizer = algorithm.start(mean=mean, std=std, batch=batch, seed=seed)
+    if asynchronous:
+        return _maximize_asynchronously(submitting(f), optimizer, episodes, batch, callback)
     best_parameters, best_return = optimizer.mean, -np.inf
     curve: list[tuple[float, ...]] = []
     spent = n_failed = 0
@@ -554,6 +582,74 @@ def _converse(
         info = learner.tell(asked, answers)
         theta, returns = np.vstack([theta, asked]), np.append(returns, answers)
     return Batch(theta, returns, len(theta), info, told=True)
+
+
+def _maximize_asynchronously(
+    workers: Submits,
+    optimizer: Learner,
+    episodes: int,
+    batch: int,
+    callback: Callable[[Progress], object] | None,
+) -> Result:
+    """Maximise with updates from the first `batch` returns to come, whichever samples they are of."""
+    if not isinstance(optimizer, Optimizer):
+        raise ValueError("a baseline learns from whole batches: leave asynchronous out.")
+    best_parameters, best_return = optimizer.mean, -np.inf
+    curve: list[tuple[float, ...]] = []
+    planned = episodes // batch * batch
+    submitted = spent = n_failed = asked = 0
+    flying: dict[int, FloatArray] = {}
+    # what came back and has not been learned from
+    theta, returns = np.empty((0, optimizer.n_parameters)), np.empty(0)
+    wanted = batch  # how many returns the next update needs; more after a batch with too few good ones
+    try:
+        while spent < planned:
+            # one more for each worker than the update needs: so none waits, and few samples are late
+            fresh = min(wanted + workers.count - len(flying) - len(returns), planned - submitted)
+            if fresh > 0:
+                drawn = optimizer.ask(fresh)
+                seeds = batch_seed(optimizer.seed, optimizer.iteration, asked, batch)
+                tickets = workers.submit(drawn, int(seeds.generate_state(1, np.uint64)[0]))
+                flying.update(zip(tickets.tolist(), drawn, strict=True))
+                asked += fresh
+                submitted += fresh
+            ended, values, *_ = workers.collect(wanted - len(returns))
+            theta = np.vstack([theta, *(flying.pop(ticket) for ticket in ended.tolist())])
+            returns = np.append(returns, values)
+            spent += batch
+            used, given = theta[:wanted], returns[:wanted]
+            good = np.isfinite(given)
+            n_failed += batch - int(good[-batch:].sum())
+            if good.any() and given[good].max() > best_return:
+                top = int(np.argmax(np.where(good, given, -np.inf)))
+                best_parameters, best_return = used[top].copy(), float(given[top])
+            told = good.sum() >= optimizer.algorithm.fewest
+            info = UpdateInfo(n_failed=good.size - int(good.sum()), informative=False)
+            if told:
+                info = optimizer.tell(used, given)
+                mean_return = float(given[good].mean())
+                curve.append((spent, mean_return, best_return, info.kl, optimizer.entropy, info.n_failed))
+                theta, returns, wanted, asked = theta[wanted:], returns[wanted:], batch, 0
+            else:
+                wanted += batch
+            if callback is not None:
+                progress = Progress(optimizer, info, used, given, spent, best_return)
+                if callback(progress) is True:
+                    break
+    finally:
+        workers.abandon()
+    if not curve:
+        raise RuntimeError(f"fewer than 2 of {spent} episodes were good: nothing to learn from.")
+    made = np.array(curve, dtype=CURVE)
+    return Result(optimizer.mean, best_parameters, best_return, made, spent, n_failed, optimizer)
+
+
+def submitting(f: Any) -> Submits:
+    """Refuse what cannot be evaluated in the background."""
+    if not (hasattr(f, "submit") and hasattr(f, "collect")):
+        raise ValueError("asynchronous updates need workers: pass klimb.Workers(task, ...).")
+    workers: Submits = f
+    return workers
 
 
 def batch_seed(seed: int, iteration: int, first: int, batch: int) -> np.random.SeedSequence:

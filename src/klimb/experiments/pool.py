@@ -1,21 +1,19 @@
 """Jobs in worker processes, in any order; a worker that dies takes no other job with it.
 
-Like :class:`klimb.evaluation.Workers`, but for jobs that take seconds or minutes and are independent: here a
-worker that dies is replaced and its job done once more.
+Like :class:`klimb.evaluation.Workers`, but for jobs that take seconds or minutes and are independent.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from multiprocessing.connection import Connection, wait
+from functools import partial
 from typing import Any, NamedTuple
 
-from klimb._processes import Worker, end, exit_code, settle_in, start
+from klimb._crew import Crew
+from klimb._processes import end, poll, start
 
 ATTEMPTS = 2  # of a job whose worker dies
 
@@ -41,32 +39,27 @@ def do_all(function: Callable[..., Any], jobs: Sequence[Job], workers: int) -> I
         for job in jobs:
             yield _attempt(function, job)
         return
-    waiting = deque((job, 1) for job in jobs)
-    idle: list[Worker] = []
-    busy: dict[Connection, tuple[Worker, Job, int]] = {}
+    waiting = deque(enumerate(jobs))
+    attempts = [0] * len(jobs)
+    left = len(jobs)
+    crew = Crew(workers, partial(start, _prepare, function), poll, end, cost=0.0)
     try:
-        while waiting or busy:
-            while waiting and len(busy) < workers:
-                worker = idle.pop() if idle else start(_work, function)
-                job, attempt = waiting.popleft()
-                busy[worker.line] = worker, job, attempt
-                with suppress(OSError):  # it has died: its line says so below
-                    worker.line.send(job)
-            for line in wait(list(busy)):
-                worker, job, attempt = busy.pop(line)  # type: ignore[call-overload]
-                try:
-                    outcome: Outcome = worker.line.recv()
-                except (EOFError, OSError):
-                    trouble = _bury(worker)
-                    if attempt < ATTEMPTS:
-                        waiting.appendleft((job, attempt + 1))
-                    else:
-                        yield Outcome(job, trouble=f"{trouble}, {ATTEMPTS} times")
+        while left:
+            while waiting and crew.room:
+                crew.submit(*waiting.popleft())
+            for number, outcome, lost in crew.wait():
+                attempts[number] += 1
+                if lost is not None and attempts[number] < ATTEMPTS:
+                    waiting.appendleft((number, jobs[number]))
                     continue
-                idle.append(worker)
-                yield outcome
+                left -= 1
+                yield outcome or Outcome(jobs[number], trouble=f"{lost}, {ATTEMPTS} times")
     finally:
-        end(idle + [worker for worker, _, _ in busy.values()])
+        crew.close()
+
+
+def _prepare(function: Callable[..., Any]) -> Callable[[Job], Outcome]:
+    return partial(_attempt, function)
 
 
 def _attempt(function: Callable[..., Any], job: Job) -> Outcome:
@@ -76,28 +69,3 @@ def _attempt(function: Callable[..., Any], job: Job) -> Outcome:
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{os.path.basename(place.filename)}:{place.lineno}"
         return Outcome(job, trouble=f"{type(error).__name__} in {where}: {error}")
-
-
-def _work(line: Connection, function: Callable[..., Any]) -> None:
-    """What a worker does: jobs, until the line breaks."""
-    settle_in()
-    while True:
-        try:
-            job = line.recv()
-        except (EOFError, OSError):
-            return
-        outcome = _attempt(function, job)
-        try:
-            line.send(outcome)
-        except OSError:
-            return
-
-
-def _bury(worker: Worker) -> str:
-    """Clear away a worker that died; how it ended."""
-    code = exit_code(worker)
-    end([worker])
-    if code is not None and code < 0:
-        cause = f"by {signal.Signals(-code).name}"
-        return f"its worker was ended {cause}" + (" (out of memory?)" if -code == signal.SIGKILL else "")
-    return f"its worker ended with exit code {code}"

@@ -25,12 +25,12 @@ from numpy.typing import ArrayLike, NDArray
 from klimb._validation import FloatArray, is_number, numbers, samples, vector, whole
 from klimb.algorithms import ALGORITHMS, BASELINES
 from klimb.effectiveness import Effectiveness
-from klimb.optimizer import CURVE, Evaluates, Learner, Progress, Result, Starts
+from klimb.optimizer import CURVE, Evaluates, Learner, Progress, Result, Starts, Submits, submitting
 from klimb.search import Search
 from klimb.study import acting, tables
 from klimb.study.bounds import outside as lies_outside
 from klimb.study.file import INSERT_SAMPLE, File, StudyError, create_file, damaged, insert
-from klimb.study.learners import Conversing, Kept, begin, restore, update_row
+from klimb.study.learners import Conversing, Drawing, Kept, begin, restore, update_row
 from klimb.study.settings import (
     LARGEST_ID,
     MOST,
@@ -487,6 +487,7 @@ class Study:
         *,
         episodes: int,
         callback: Callback | None = None,
+        asynchronous: bool = False,
     ) -> Result | Trained:
         """Run episodes of a function or a task until the study has `episodes` of them, as maximize does.
 
@@ -505,8 +506,18 @@ class Study:
             How many the study is to have in all; a rest too small for a batch is not run.
         callback
             Called with a :class:`~klimb.Progress` after every batch; returning True ends the run.
+        asynchronous
+            As for :func:`~klimb.maximize`: every return is stored when it comes, and an update made when a
+            batch's worth of them is in.
         """
         whole("episodes", episodes, 1)
+        if asynchronous:
+            if self._settings.learner != Drawing.kind:
+                raise ValueError(
+                    f"{self._settings.algorithm} learns from whole batches: leave asynchronous out."
+                )
+            self._run_asynchronously(submitting(f), episodes, callback)
+            return self.result()
         with self._file.reading():
             done, best = self._file.one(
                 "SELECT count(*), coalesce(max(return), -9e999) FROM trials WHERE status != 'pending'"
@@ -573,6 +584,35 @@ class Study:
 
         budget = {"episodes": episodes, "batch": settings.repeats, "seed": settings.seed}
         return train(task, algorithm, callback=keep, **budget)
+
+    def _run_asynchronously(self, workers: Submits, episodes: int, callback: Callback | None) -> None:
+        count = self._settings.batch * self._settings.repeats
+        planned = episodes // count * count
+        standing = self.status()
+        done, settled = standing.done + standing.failed, standing.settled * self._settings.repeats
+        left_over = len(standing.pending)  # by a run that broke off
+        flying: dict[int, Episode] = {}
+        try:
+            while done < planned:
+                # for each worker one more than the update needs, so that none waits and few samples are late
+                fresh = max(count - settled, 0) + workers.count - len(flying)
+                fresh = min(max(fresh, left_over), planned - done - len(flying))
+                if fresh > 0:
+                    asked = self.ask_many(fresh, reissue_after=0 if left_over else None)
+                    theta = np.array([episode.parameters for episode in asked])
+                    seeds = np.array([episode.seed for episode in asked], dtype=np.uint64)
+                    flying.update(zip(workers.submit(theta, seeds).tolist(), asked, strict=True))
+                    left_over = 0
+                tickets, returns, *_ = workers.collect(1)
+                ended = [flying.pop(ticket) for ticket in tickets.tolist()]
+                made = self._settle(self._outcomes(ended, returns))
+                done, settled = done + len(ended), settled + len(ended)
+                if made is not None:
+                    settled = 0
+                    if callback is not None and callback(self._progress(made)) is True:
+                        return
+        finally:
+            workers.abandon()
 
     def result(self) -> Result:
         """What was found so far, as :func:`~klimb.maximize` gives it."""
