@@ -73,6 +73,8 @@ def merge(page, told):
         key, start = f"curve {name}", told["curve"]["from"]
         fresh = unpacked(told["curve"][name], "<f8")
         page[key] = np.concatenate([page.get(key, np.empty(0))[:start], fresh])
+    for name in ("episodes", "value"):
+        page[f"mean policy {name}"] = unpacked(told["mean_policy"][name], "<f8")
     start = told["columns"]["from"]
     for name in ("number", "top", "measured"):
         key = f"columns {name}"
@@ -117,6 +119,33 @@ def test_a_page_is_told_what_the_status_says(tmp_path):
     np.testing.assert_allclose(page["columns std"][-1], status.std, rtol=1e-6)
     failed = page["points number"][np.isnan(page["points value"])]
     assert failed.tolist() == [3, 40]
+
+
+def test_the_mean_policy_is_shown_where_it_was_run_also_when_that_comes_later(tmp_path):
+    path = make_study(tmp_path / "arm.db", episodes=20)
+    task, follower, page = klimb.tasks.task_from_function(score, 6), Follower(path, "s"), {}
+    assert look(follower, page)["mean policy value"].size == 0
+    expected = []
+    with klimb.Study(path) as study:
+        for episodes in (30, 40):
+            study.judge_mean(task)
+            study.judge_mean(task)  # once is enough
+            expected.append(score(study.optimizer.mean))
+            assert look(follower, page)["mean policy value"].tolist() == expected
+            study.run(score, episodes=episodes)
+            assert look(follower, page)["mean policy episodes"].tolist() == [20, 30][: len(expected)]
+        assert study.status().done == 40
+
+
+def test_of_very_many_judgements_some_are_sent_and_the_latest(tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "MOST_JUDGEMENTS", 4)
+    path = make_study(tmp_path / "arm.db", episodes=0)
+    task = klimb.tasks.task_from_function(score, 6)
+    with klimb.Study(path) as study:
+        for episodes in range(10, 100, 10):
+            study.run(score, episodes=episodes)
+            study.judge_mean(task)
+    assert everything(path)["mean policy episodes"].tolist() == [30, 60, 90]
 
 
 def test_the_best_of_repeated_episodes_is_that_of_the_status(tmp_path):

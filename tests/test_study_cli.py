@@ -182,7 +182,14 @@ def test_a_run_with_a_study_is_the_same_run_and_resumes_to_the_same(tmp_path):
 def test_the_same_command_goes_on_and_another_one_is_refused(tmp_path):
     file = tmp_path / "run.db"
     run(*RUN, "--episodes", 20, "--study", file)
+    with sqlite3.connect(file) as connection:  # as if it had been killed after the update
+        connection.execute("DELETE FROM mean_policy WHERE number = 2")
+    connection.close()
     assert run(*RUN, "--episodes", 40, "--study", file)["updates"] == 4
+    with sqlite3.connect(file) as connection:
+        judged = connection.execute("SELECT number FROM mean_policy ORDER BY number").fetchall()
+    connection.close()
+    assert judged == [(1,), (2,), (3,), (4,)]
     before = file.read_bytes()
     result = CliRunner().invoke(cli.app, [*map(str, ("run", *RUN, "--std", 3, "--study", file))])
     assert result.exit_code == 2

@@ -283,6 +283,9 @@ def run(
                         f"in {study} again, which must come out the same, and goes on from there.",
                         err=True,
                     )
+                if not (acts or asynchronous):
+                    kept.judge_mean(evaluated)  # of an update after which the run was killed
+                    follow = record.also(lambda update: kept.judge_mean(evaluated), follow)
                 result = kept.run(
                     problem if acts else watched,
                     episodes=episodes,
@@ -647,12 +650,14 @@ class Record:
         self.show(update)
         return self.stop
 
-    def also(self, callback: Callable[[Update], object]) -> Callable[[Update], bool]:
-        """Call another callback before :meth:`follow`."""
+    def also(
+        self, callback: Callable[[Update], object], follow: Callable[[Update], bool] | None = None
+    ) -> Callable[[Update], bool]:
+        """Call another callback before :meth:`follow`, or before what stands in for it."""
 
         def both(update: Update) -> bool:
             callback(update)
-            return self.follow(update)
+            return (follow or self.follow)(update)
 
         return both
 

@@ -40,6 +40,7 @@ MOST_ROWS = 512  # parameters of a heat map
 MOST_CELLS = 2**18  # of all columns together, in memory
 MOST_NUMBERS = 2**24  # that are read of vectors at a time; of more updates than that only some are
 MOST_LISTED = 200  # pending episodes
+MOST_JUDGEMENTS = 512  # of the mean policy, sent whole whenever there is a new one
 LATEST_FAILURES = 20
 
 # Effectiveness of one batch is noisy: the ranking is the average over so many updates.
@@ -145,7 +146,7 @@ class Follower:
             settings = read_settings(file)
             if self._settings is None or settings.uid != self._settings.uid:
                 self._begin(settings)
-            before = (self.done, self.failed, self.updates, self.settled, self.pending)
+            before = self._standing
             try:
                 with file.reading(), file.decoding():
                     self._read_episodes(file)
@@ -155,9 +156,14 @@ class Follower:
             except BaseException:
                 self._settings = None  # half read: begin anew next time
                 raise
-            if before != (self.done, self.failed, self.updates, self.settled, self.pending):
+            if before != self._standing:
                 self.changes += 1
         self._seen = seen
+
+    @property
+    def _standing(self) -> tuple[Any, ...]:
+        """What is new when it differs."""
+        return self.done, self.failed, self.updates, self.settled, self.pending, len(self._mean_policy)
 
     def _begin(self, settings: Settings) -> None:
         """Forget everything: the file is a new one."""
@@ -176,6 +182,7 @@ class Follower:
         self._thinned = 1  # only every so manieth episode is kept
         self.updates = 0
         self._curve: list[tuple[float, ...]] = []  # number, then CURVE
+        self._mean_policy: list[tuple[int, float, float]] = []  # number of an update, episodes, return
         self._sparse = 1  # only every so manieth update is kept
         self._vectors = 0  # how many updates the columns are of
         self._columns: list[Column] = []
@@ -234,6 +241,13 @@ class Follower:
             if len(self._curve) > self.room.updates:
                 self._sparse *= 2
                 self._curve = [row for row in self._curve if row[0] % self._sparse == 0]
+
+        # a judgement comes a moment after its update
+        query = (
+            "SELECT mean_policy.number, episodes, return FROM mean_policy JOIN updates USING (number) "
+            "WHERE mean_policy.number > ? ORDER BY mean_policy.number"
+        )
+        self._mean_policy += file.all(query, self._mean_policy[-1][0] if self._mean_policy else 0)
 
     def _read_vectors(self, file: File) -> None:
         every = max(1, math.ceil((self.updates - self._vectors) * self.settings.n_parameters / MOST_NUMBERS))
@@ -346,8 +360,16 @@ class Follower:
             "from": start,
             **{name: _packed(curve[start:, place], "<f8") for place, name in enumerate(("number", *CURVE))},
         }
+        told["mean_policy"] = self._mean_policy_data()
         told["columns"] = self._columns_data(rows, updates)
         return told
+
+    def _mean_policy_data(self) -> dict[str, str]:
+        """Episodes and returns of the mean policy: all of them, or some, and the latest."""
+        every = math.ceil(len(self._mean_policy) / MOST_JUDGEMENTS) or 1
+        some = self._mean_policy[::-1][::every][::-1]
+        kept = np.array(some, dtype=np.float64).reshape(-1, 3)
+        return {"episodes": _packed(kept[:, 1], "<f8"), "value": _packed(kept[:, 2], "<f8")}
 
     def _rows(self) -> NDArray[np.int64]:
         """The parameters to show, ascending: all, or those that matter most."""

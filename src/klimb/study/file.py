@@ -156,6 +156,10 @@ INSERT INTO new_updates SELECT
     FROM updates;
 DROP TABLE updates;
 ALTER TABLE new_updates RENAME TO updates;
+CREATE TABLE mean_policy (
+    number INTEGER PRIMARY KEY,
+    return REAL NOT NULL
+);
 """
 
 # Entry k leads from version k to version k + 1. Entries are never changed, only added.

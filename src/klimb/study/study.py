@@ -534,6 +534,25 @@ class Study:
                 break
         return self.result()
 
+    def judge_mean(self, task: Evaluates) -> None:
+        """Run the mean of the search distribution once, unless that was done since the latest update.
+
+        Its return is kept beside the update, for the learning curve. It is an episode of a simulation, not
+        counted and not learned from; ``klimb run --study`` does this after every batch.
+        """
+        with self._file.reading():
+            latest = self._file.all(
+                "SELECT number, mean FROM updates WHERE number = (SELECT max(number) FROM updates) "
+                "AND number NOT IN (SELECT number FROM mean_policy)"
+            )
+        for number, mean in latest:
+            seed = int(_spawned_seed(self._settings.seed, number, 4))
+            (value,) = _evaluate(task, self._floats(mean)[None], [seed]).tolist()
+            if math.isfinite(value):
+                with self._file.writing():
+                    row = [(number, value)]
+                    self._file.change("INSERT OR IGNORE INTO mean_policy (number, return) VALUES (?, ?)", row)
+
     def _run_batch(
         self, f: Callable[[FloatArray], float] | Evaluates, count: int, done: int, best: float
     ) -> Made | None:

@@ -153,6 +153,7 @@
       study.points[name] = join(study.points[name], told.points.from, unpack(told.points[name], kind));
     }
     for (const name of CURVE) study.curve[name] = join(study.curve[name] || [], told.curve.from, unpack(told.curve[name], "f8"));
+    study.meanPolicy = { episodes: unpack(told.mean_policy.episodes, "f8"), value: unpack(told.mean_policy.value, "f8") };
     const { columns } = told;
     const rows = study.settings.names.length;
     for (const name of ["number", "top", "measured"]) study.columns[name] = join(study.columns[name] || [], columns.from, columns[name]);
@@ -430,7 +431,7 @@
         card,
         remove: () => plot.remove(),
         show() {
-          const { curve, points, summary } = study;
+          const { curve, meanPolicy, points, summary } = study;
           const good = [[], []];
           const failed = [];
           points.number.forEach((episode, k) => {
@@ -446,6 +447,8 @@
               say: (k) => `best so far\nafter ${count(curve.episodes[k])} episodes: ${number(curve.best_return[k])}` },
             { name: "mean of the batch", kind: "line", main: true, x: curve.episodes || [], y: curve.mean_return, colour: "mean",
               say: (k) => `update ${count(curve.number[k])}, after ${count(curve.episodes[k])} episodes\nmean return ${number(curve.mean_return[k])}` },
+            ...(meanPolicy.value.length ? [{ name: "mean policy", kind: "line", x: meanPolicy.episodes, y: meanPolicy.value, colour: "policy",
+              say: (k) => `mean policy\nafter ${count(meanPolicy.episodes[k])} episodes: ${number(meanPolicy.value[k])}` }] : []),
             { name: "failed episode", kind: "failed", x: failed, colour: "failed", say: (k) => {
               const known = study.failures.find((one) => one.episode === failed[k]);
               return `episode ${count(failed[k])} failed${known ? `\n${known.reason}` : ""}`;
@@ -453,6 +456,7 @@
           ]);
           plot.canvas.dataset.updates = String(summary.updates);
           plot.canvas.dataset.episodes = String(points.number.length);
+          plot.canvas.dataset.policies = String(meanPolicy.value.length);
           plot.label(`Learning curve: ${plural(summary.updates, "update")}, ${plural(summary.done, "episode")}, latest mean return ${number(summary.mean_return)}, best ${number(summary.best_return)}. Arrow keys read the points.`);
           tabled.refresh();
         },
