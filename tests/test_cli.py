@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import klimb
 from klimb import cli
 from klimb._command import to_value
-from klimb.algorithms import ALGORITHMS
+from klimb.algorithms import ALGORITHMS, make_algorithm
 from klimb.report.curves import plot_curve, round_numbers
 from klimb.tasks import TASKS, TaskEntry
 
@@ -83,7 +83,7 @@ def test_every_algorithm_runs_and_answers_in_strict_json(algorithm):
     data = answer("sphere", "-a", algorithm, "--episodes", 500)
     assert data["algorithm"] == algorithm
     assert data["klimb"] == klimb.__version__
-    assert data["batch"] == ALGORITHMS[algorithm].batch
+    assert data["batch"] == (ALGORITHMS[algorithm].batch or make_algorithm(algorithm).usual_batch(10))
     assert data["episodes"] == 500 - 500 % data["batch"]
     assert data["optimum"] == 0
     assert data["mean_return"] <= 0
@@ -106,7 +106,8 @@ def test_same_seed_gives_the_same_answer_and_another_seed_another():
 
 
 def test_run_is_what_maximize_does():
-    data = answer("lqr", *SHORT, "--seed", 5, "--set", "epsilon=2", "--set", "covariance=diagonal")
+    words = ("-a", "dr-creps", "--set", "epsilon=2", "--set", "covariance=diagonal")
+    data = answer("lqr", *SHORT, "--seed", 5, *words)
     task = klimb.make_task("lqr")
     result = klimb.maximize(
         task,
@@ -121,10 +122,20 @@ def test_run_is_what_maximize_does():
     assert data["mean_policy_return"] == pytest.approx(task.evaluate(result.mean[None])[0], rel=1e-12)
 
 
+def test_klimbs_own_search_is_taken_in_python_where_none_is_named():
+    data = answer("sphere", "--algorithm", "auto", "--episodes", 80, "--seed", 3)
+    assert (data["algorithm"], data["batch"]) == ("auto", 8)
+    task = klimb.make_task("sphere")
+    result = klimb.maximize(task, mean=np.zeros(10), std=task.initial_std, episodes=80, seed=3)
+    assert result.best_return == data["best_return"]
+    assert result.optimizer.algorithm.name == klimb.Optimizer(mean=[0.0], std=1.0).algorithm.name == "auto"
+
+
 def test_settings_and_options_arrive_with_their_types():
     data = answer(
         "sphere",
         *SHORT,
+        *("--algorithm", "dr-creps"),
         *("--set", "n-effective=4", "--set", "reduce=false", "--set", "effectiveness=mutual-information"),
         *("--set", "kappa=inf", "--option", "n_parameters=6", "--option", "rotated=true", "--std", "0.5"),
     )
@@ -163,7 +174,7 @@ def test_draws_that_judge_the_result_are_not_counted_and_failures_are(counting):
 
 
 def test_summary_names_what_matters_and_warns_of_one_hot_weights():
-    printed = invoke("run", "lqr", *SHORT).stdout
+    printed = invoke("run", "lqr", *SHORT, "-a", "dr-creps").stdout
     for words in (
         "mean return under the belief",
         "return of the mean policy",
@@ -174,7 +185,7 @@ def test_summary_names_what_matters_and_warns_of_one_hot_weights():
         assert words in printed
     assert "epsilon = 4.7 is at least log N = log 20 = 3.00" in printed
     assert "one-hot" in printed
-    assert "one-hot" not in invoke("run", "lqr", *SHORT, "--set", "epsilon=0.5").stdout
+    assert "one-hot" not in invoke("run", "lqr", *SHORT, "-a", "dr-creps", "--set", "epsilon=0.5").stdout
     assert "smaller beta" in invoke("run", "lqr", *SHORT, "-a", "rwr", "--set", "beta=100").stdout
 
 
@@ -202,13 +213,13 @@ def test_plot_and_save_write_files(tmp_path):
     [
         (["lqrr"], "did you mean 'lqr'?"),
         (["lqr", "-a", "dr-crep"], "did you mean 'dr-creps'?"),
-        (["lqr", "--set", "epsilom=1"], "did you mean 'epsilon'?"),
+        (["lqr", "-a", "creps", "--set", "epsilom=1"], "did you mean 'epsilon'?"),
         (["lqr", "--option", "n_state=5"], "did you mean 'n_states'?"),
-        (["lqr", "--set", "epsilon=-1"], "epsilon must be a number above 0"),
-        (["lqr", "--set", "epsilon=big"], "epsilon must be a number above 0"),
+        (["lqr", "-a", "creps", "--set", "epsilon=-1"], "epsilon must be a number above 0"),
+        (["lqr", "-a", "creps", "--set", "epsilon=big"], "epsilon must be a number above 0"),
         (["lqr", "--set", "epsilon"], "NAME=VALUE"),
         (["lqr", "--set", "epsilon=1", "--set", "epsilon=2"], "twice"),
-        (["lqr", "--set", "n_effective=101"], "n_effective must be a whole number from 1"),
+        (["lqr", "-a", "creps", "--set", "n_effective=101"], "n_effective must be a whole number from 1"),
         (["lqr", "--option", "n_states=2.5"], "n_states must be a whole number"),
         (["lqr", "--std", "-1"], "std must lie between"),
         (["lqr", "--plot", "curve.bmp"], ".png, .svg, .pdf"),

@@ -17,7 +17,7 @@ def same_but_for_time(data):
 
 
 def test_a_run_tells_who_succeeded():
-    data = answer("ship-steering", "--episodes", 1500)
+    data = answer("ship-steering", "-a", "dr-creps", "--episodes", 1500)
     task = klimb.make_task("ship-steering")
     optimizer = klimb.Optimizer(
         klimb.dr_creps(3.4, 20.0, 200, 0.1), mean=np.zeros(450), std=0.07, seed=data["seed"]
@@ -43,16 +43,18 @@ def test_a_task_that_does_not_count_successes_says_nothing_of_them():
 
 
 def test_the_papers_settings_are_taken_where_none_are_given():
-    data = answer("ship-steering", "--episodes", 60)
+    words = ("ship-steering", "-a", "dr-creps", "--episodes", 60)
+    data = answer(*words)
     assert data["batch"] == 15
     expected = {"epsilon": 3.4, "kappa": 20.0, "n_effective": 200, "damping": 0.1}
     assert {name: data["settings"][name] for name in expected} == expected
-    other = answer("ship-steering", "--episodes", 60, "--set", "epsilon=1.5", "--batch", 20)
+    other = answer(*words, "--set", "epsilon=1.5", "--batch", 20)
     assert (other["settings"]["epsilon"], other["settings"]["kappa"], other["batch"]) == (1.5, 20.0, 20)
 
 
 def test_a_smaller_task_than_the_papers_leaves_the_number_of_effective_parameters_open():
-    data = answer("lqr", "--option", "n_states=4", "--option", "n_effective=2", "--episodes", 100)
+    words = ("--option", "n_states=4", "--option", "n_effective=2", "--episodes", 100)
+    data = answer("lqr", "-a", "dr-creps", *words)
     assert data["settings"]["n_effective"] is None
     assert data["settings"]["epsilon"] == 4.7
 

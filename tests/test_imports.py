@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "klimb"
 ORDER = [
     {"_validation", "_blas", "_crew", "_processes"},
     {"gaussian"},
-    {"_neighbours", "weighting", "fitting", "effectiveness", "more"},
+    {"_neighbours", "weighting", "fitting", "effectiveness", "more", "surrogate"},
     {"updates"},
     {"search"},
     {"algorithms"},

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from itertools import product
 
 import numpy as np
 import pytest
@@ -37,8 +38,13 @@ SIZES = {"cem": {"n_elite": 12}}
 
 
 @pytest.mark.parametrize("covariance", ["full", "diagonal"])
-@pytest.mark.parametrize("effectiveness", [*MEASURES, own_measure, None])
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    ("name", "effectiveness"),
+    [
+        ("auto", None),
+        *product([name for name in ALGORITHMS if name != "auto"], [*MEASURES, own_measure, None]),
+    ],
+)
 def test_every_algorithm_learns_with_every_effectiveness(name, effectiveness, covariance):
     settings = dict(SIZES.get(name, {}), covariance=covariance)
     if effectiveness is not None:
@@ -56,11 +62,13 @@ def test_every_algorithm_learns_with_every_effectiveness(name, effectiveness, co
         assert theta.shape == (24, 6)
         assert theta.dtype == np.float64
         assert optimizer.iteration == iteration + 1
-        divergence = optimizer.belief.kl(old) if name == "more" else old.kl(optimizer.belief)
+        other_way = name in ("auto", "more")
+        divergence = optimizer.belief.kl(old) if other_way else old.kl(optimizer.belief)
         assert info.kl == pytest.approx(divergence, rel=1e-9, abs=1e-9)
         assert info.entropy_drop == pytest.approx(old.entropy - optimizer.entropy, abs=1e-9)
         assert (info.n_used, info.n_failed, info.informative) == (24, 0, True)
-        assert 1 <= info.effective_sample_size <= 24 + 1e-9
+        kept = 24 * iteration if name == "auto" else 0
+        assert 1 <= info.effective_sample_size <= kept + 24 + 1e-9
         assert optimizer.belief.variances.min() > 0
         np.testing.assert_array_equal(optimizer.covariance, optimizer.covariance.T)
         if effectiveness is not None:
@@ -227,9 +235,10 @@ def test_a_bad_measure_of_the_users_own_says_why(bad):
     assert snapshot(optimizer) == before
 
 
+@pytest.mark.parametrize("reuse", [0, 40])
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_saved_optimizer_goes_on_to_the_bit(name, tmp_path):
-    optimizer = klimb.Optimizer(make_algorithm(name), mean=np.zeros(5), std=0.5)
+def test_a_saved_optimizer_goes_on_to_the_bit(name, reuse, tmp_path):
+    optimizer = klimb.Optimizer(make_algorithm(name, reuse=reuse), mean=np.zeros(5), std=0.5)
     for _ in range(3):
         theta = optimizer.ask(30)
         optimizer.tell(theta, sphere(theta))
@@ -310,6 +319,19 @@ def test_a_newer_format_asks_for_an_upgrade(tmp_path):
     rewrite_header(path, lambda header: header.update(version=1, seed=header.pop("iteration")))
     with pytest.raises(ValueError, match="damaged"):
         klimb.Optimizer.load(path)
+
+
+def test_the_first_format_which_knew_no_reuse_is_read(tmp_path):
+    path = tmp_path / "state"
+    optimizer = klimb.Optimizer(klimb.creps(), mean=np.zeros(5), std=0.5, seed=0)
+    optimizer.save(path)
+
+    def age(header):
+        header["version"] = 1
+        del header["algorithm"]["reuse"]
+
+    rewrite_header(path, age)
+    assert klimb.Optimizer.load(path).algorithm == optimizer.algorithm
 
 
 def test_saved_files_hold_no_pickle(tmp_path):

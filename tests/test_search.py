@@ -1,5 +1,7 @@
 """Asking and telling: streams, guided dimensionality reduction, prioritized exploration, PRO."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from conftest import dense, random_covariance
@@ -10,7 +12,8 @@ from scipy import stats
 import klimb
 import klimb.weighting
 from klimb.algorithms import ALGORITHMS, make_algorithm
-from klimb.search import Adam, largest
+from klimb.gaussian import unmixed
+from klimb.search import Adam, largest, tell
 
 PLAIN = {"rwr": {}, "reps": {}, "creps": {}, "more": {}, "cem": {"n_elite": 5}, "nes": {}, "es": {}}
 
@@ -267,3 +270,44 @@ def test_long_runs_keep_the_rotation_orthogonal():
     R = optimizer.belief.rotation
     assert np.abs(R @ R.T - np.eye(len(R))).max() < 1e-11
     assert np.linalg.eigvalsh(optimizer.covariance).min() > 0
+
+
+@pytest.mark.parametrize("name", [*PLAIN, "pro", "dr-creps", "creps-pe"])
+def test_reuse_is_the_plain_update_of_the_kept_and_the_new_episodes(name):
+    plain = make_algorithm(name, **PLAIN.get(name, {}))
+    optimizer = klimb.Optimizer(replace(plain, reuse=15), mean=np.zeros(5), std=0.5, seed=3)
+    told = np.empty((0, 5))
+    for batch in (10, 12, 8, 6):
+        theta = optimizer.ask(batch)
+        joined = np.vstack([told[-15:], theta])
+        before = replace(optimizer.state, kept=None)
+        expected, info = tell(plain, before, joined, quadratic(joined), seed=3)
+        made = optimizer.tell(theta, quadratic(theta))
+        told = np.vstack([told, theta])
+        np.testing.assert_array_equal(optimizer.mean, expected.belief.mean)
+        np.testing.assert_array_equal(optimizer.belief.variances, expected.belief.variances)
+        assert made.kl == info.kl
+        assert made.n_used == batch
+        np.testing.assert_array_equal(optimizer.state.kept.theta, told[-15:])
+
+
+def test_kept_episodes_that_lie_out_of_reach_are_forgotten_and_new_ones_refused():
+    optimizer = klimb.Optimizer(klimb.creps(1.0, 1.0, reuse=10), mean=np.zeros(2), std=1.0, seed=0)
+    theta = optimizer.ask(6)
+    optimizer.tell(theta, quadratic(theta))
+    optimizer._state = replace(optimizer.state, belief=unmixed(np.zeros(2), np.full(2, 1e-120)))
+    with pytest.raises(ValueError, match=r"theta\[2\] lies more than"):
+        optimizer.tell(theta[2:3].repeat(3, axis=0) * [[1e-70], [1e-70], [1.0]], [1.0, 2.0, 3.0])
+    theta = optimizer.ask(6)
+    optimizer.tell(theta, theta[:, 0])
+    np.testing.assert_array_equal(optimizer.state.kept.theta, theta)
+
+
+def test_kept_episodes_make_equal_returns_of_a_batch_tell_something():
+    optimizer = klimb.Optimizer(klimb.creps(1.0, 1.0, reuse=6), mean=np.zeros(2), std=1.0, seed=0)
+    theta = optimizer.ask(6)
+    optimizer.tell(theta, quadratic(theta))
+    assert optimizer.tell(optimizer.ask(4), np.zeros(4)).informative
+    for _ in range(2):
+        last = optimizer.tell(optimizer.ask(4), np.zeros(4))
+    assert not last.informative

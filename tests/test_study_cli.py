@@ -157,7 +157,10 @@ def test_repeats_are_handed_out_in_turn(tmp_path):
 # a simulated run
 
 
-RUN = ("sphere", "--option", "n_parameters=6", "--batch", 10, "--seed", 4, "--set", "epsilon=1.5", "--quiet")
+RUN = (
+    *("sphere", "--algorithm", "dr-creps", "--option", "n_parameters=6", "--batch", 10, "--seed", 4),
+    *("--set", "epsilon=1.5", "--quiet"),
+)
 
 
 def run(*words):

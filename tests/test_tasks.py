@@ -15,6 +15,8 @@ from klimb.tasks import TASKS, Task, TaskEntry, episode_seeds, make_task
 from klimb.tasks.functions import (
     FUNCTIONS,
     Function,
+    ackley,
+    ellipsoid,
     himmelblau,
     random_frame,
     rastrigin,
@@ -89,6 +91,12 @@ def test_functions_agree_with_their_formulas():
     x = points(30, 6)
     np.testing.assert_allclose(sphere(x), [sum(v**2 for v in row) for row in x], rtol=1e-13)
     np.testing.assert_allclose(rosenbrock(x), rosen(x.T), rtol=1e-13)
+    by_hand = [sum(10 ** (6 * i / 5) * v**2 for i, v in enumerate(row)) for row in x]
+    np.testing.assert_allclose(ellipsoid(x), by_hand, rtol=1e-13)
+    np.testing.assert_allclose(ellipsoid(x[:, :1]), sphere(x[:, :1]))
+    cosines, squares = np.cos(2 * np.pi * x).mean(1), np.square(x).mean(1)
+    by_hand = 20 + np.e - 20 * np.exp(-0.2 * np.sqrt(squares)) - np.exp(cosines)
+    np.testing.assert_allclose(ackley(x), by_hand, rtol=1e-12)
     by_hand = [60 + sum(v**2 - 10 * np.cos(2 * np.pi * v) for v in row) for row in x]
     np.testing.assert_allclose(rastrigin(x), by_hand, rtol=1e-12)
     by_hand = [sum(v**4 - 16 * v**2 + 5 * v for v in row) / 2 for row in x]
@@ -131,7 +139,7 @@ def test_the_whole_function_is_the_plain_one_up_to_its_shift(name):
     shift = task.optimal_parameters - np.resize(FUNCTIONS[name].minimizer, 6)
     assert task.effective_parameters.tolist() == list(range(6))
     np.testing.assert_allclose(task.evaluate(theta), -FUNCTIONS[name].values(theta - shift), rtol=1e-12)
-    if name in ("sphere", "rastrigin"):
+    if name in ("sphere", "ellipsoid", "rastrigin", "ackley"):
         assert (np.abs(shift) >= 0.5 * task.initial_std).all()
         assert (np.abs(shift) <= 1.5 * task.initial_std).all()
         assert not np.array_equal(shift, Function(name, 6, instance=1).optimal_parameters)
@@ -228,7 +236,8 @@ def test_a_million_parameters_are_no_burden():
 @pytest.mark.parametrize("name", ALL)
 def test_far_away_returns_are_very_bad_but_never_nan(name, rotated):
     theta = 1e150 * np.array([[1, 1, 1, 1], [-1, -1, -1, -1], [1, -1, 1, -1]])
-    assert (Function(name, 4, rotated=rotated).evaluate(theta) < -1e290).all()
+    worst = -19.99 if name == "ackley" else -1e290  # Ackley's function is bounded
+    assert (Function(name, 4, rotated=rotated).evaluate(theta) < worst).all()
 
 
 def test_settings_are_frozen_and_compare():

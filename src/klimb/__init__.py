@@ -1,6 +1,7 @@
 """Episodic black-box policy search that finds out which parameters matter."""
 
 from klimb.algorithms import (
+    auto,
     cem,
     creps,
     creps_pe,
@@ -40,6 +41,7 @@ __all__ = [
     "TensorBoard",
     "UpdateInfo",
     "Workers",
+    "auto",
     "cem",
     "check_task",
     "creps",

@@ -1,8 +1,8 @@
 """The algorithms by the paper's names: each is an update rule and a few settings.
 
 Every recipe also takes the settings of :class:`~klimb.search.Search` by keyword: ``covariance`` ("full" or
-"diagonal"), ``effectiveness``, ``n_effective``, ``reduce`` (guided dimensionality reduction) and ``damping``
-(prioritized exploration). Defaults are the paper's values for the LQR.
+"diagonal"), ``effectiveness``, ``n_effective``, ``reduce`` (guided dimensionality reduction), ``damping``
+(prioritized exploration) and ``reuse`` (of earlier episodes). Defaults are the paper's values for the LQR.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from klimb.updates import (
     NaturalGradient,
     PlainGradient,
     RelativeEntropy,
+    RelevanceSurrogate,
     RewardWeighted,
     Update,
 )
@@ -34,6 +35,7 @@ class Shape(TypedDict, total=False):
 
     covariance: Literal["full", "diagonal"]
     reduce: bool
+    reuse: int
 
 
 class Settings(Shape, total=False):
@@ -167,6 +169,20 @@ def dr_creps(
     return _search("dr-creps", ConstrainedRelativeEntropy(epsilon, kappa), {**choice, **shape})
 
 
+def auto(covariance: Literal["full", "diagonal"] | None = None, reuse: int | None = None) -> Search:
+    """Klimb's own search: a quadratic surrogate that learns which parameters matter; nothing to tune.
+
+    Parameters
+    ----------
+    covariance
+        None takes "full" up to 1000 parameters and "diagonal" beyond.
+    reuse
+        How many of the latest earlier episodes the surrogate rests on besides the new ones; None takes twice
+        the number of parameters, from 200 to 1000.
+    """
+    return Search("auto", RelevanceSurrogate(), covariance, mirrored=True, reuse=reuse)
+
+
 @dataclass(frozen=True)
 class Algorithm:
     """An entry of the list of algorithms.
@@ -214,18 +230,20 @@ class Algorithm:
     def settings(self) -> dict[str, Any]:
         """Settings by name with their defaults."""
         recipe = self.load()
+        parameters = inspect.signature(recipe).parameters
         own = {
             name: parameter.default
-            for name, parameter in inspect.signature(recipe).parameters.items()
+            for name, parameter in parameters.items()
             if parameter.kind is not inspect.Parameter.VAR_KEYWORD
         }
         made = recipe()
-        if not isinstance(made, Search):
+        if len(own) == len(parameters):
             return own
         return own | {name: getattr(made, name) for name in Settings.__annotations__ if name not in own}
 
 
 ALGORITHMS: dict[str, Algorithm] = {
+    "auto": Algorithm(auto, None, "klimb; docs/algorithms/auto.md"),
     "rwr": Algorithm(rwr, 25, "Peters & Schaal 2007"),
     "pro": Algorithm(pro, 25, "Ewerton et al. 2019"),
     "reps": Algorithm(reps, 25, "Peters, Mülling & Altun 2010"),

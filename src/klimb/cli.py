@@ -99,6 +99,7 @@ def _complete_kind(incomplete: str) -> list[str]:
 @app.command(
     epilog="[bold]Examples[/bold]\n\n"
     "klimb run lqr --plot curve.png\n\n"
+    "klimb run lqr --algorithm dr-creps\n\n"
     "klimb run lqr --algorithm creps --batch 100 --set epsilon=2.0 --set kappa=5\n\n"
     "klimb run lqr --option n_states=20 --option start=random --save optimizer.npz\n\n"
     "klimb run ball-stopping --workers 2 --save arm.npz\n\n"
@@ -130,7 +131,12 @@ def run(
     ] = None,
     batch: Annotated[
         int | None,
-        typer.Option("--batch", "-b", min=2, help="Episodes per update [dim](the paper's)[/dim]."),
+        typer.Option(
+            "--batch",
+            "-b",
+            min=2,
+            help="Episodes per update [dim](the paper's, or what suits the algorithm)[/dim].",
+        ),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", "-s", min=0, help="The same seed gives the same run.")] = 0,
     std: Annotated[

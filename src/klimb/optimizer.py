@@ -17,13 +17,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from klimb._blas import single_threaded
 from klimb._validation import FloatArray, lookup, numbers, samples, whole
+from klimb.algorithms import auto
 from klimb.effectiveness import Effectiveness
 from klimb.gaussian import Gaussian, diagonal, from_covariance
-from klimb.search import Adam, Search, State, ask, tell
+from klimb.search import Adam, Episodes, Search, State, ask, tell
 from klimb.updates import RULES, UpdateInfo
 
 FORMAT = "klimb-optimizer"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1 had no kept episodes; it is read as well
 
 
 class Optimizer:
@@ -32,7 +33,7 @@ class Optimizer:
     Parameters
     ----------
     algorithm
-        A recipe such as ``klimb.dr_creps()``.
+        A recipe such as ``klimb.dr_creps()``; ``klimb.auto()`` if left out.
     mean : (n,)
         Where to start.
     std
@@ -55,13 +56,14 @@ class Optimizer:
 
     def __init__(
         self,
-        algorithm: Search,
+        algorithm: Search | None = None,
         *,
         mean: ArrayLike,
         std: ArrayLike | None = None,
         covariance: ArrayLike | None = None,
         seed: int | None = None,
     ) -> None:
+        algorithm = auto() if algorithm is None else algorithm
         if hasattr(algorithm, "agent"):
             raise ValueError(
                 f"{algorithm.name} acts step by step in an environment: klimb.baselines.train runs it."
@@ -74,6 +76,7 @@ class Optimizer:
         if (std is None) == (covariance is None):
             raise ValueError("exactly one of std and covariance is needed.")
         belief = from_covariance(mean, covariance) if std is None else diagonal(mean, std)  # type: ignore[arg-type]
+        algorithm = algorithm.sized(belief.n_parameters)
         algorithm.check_size(belief.n_parameters)
         self._algorithm = algorithm
         self._seed = int(np.random.SeedSequence().entropy) if seed is None else whole("seed", seed, 0)  # type: ignore[arg-type]
@@ -205,6 +208,8 @@ class Optimizer:
         arrays |= {f"memory_{index}": array for index, array in enumerate(state.memory)}
         if state.exploration is not None:
             arrays["exploration"] = state.exploration
+        if state.kept is not None:
+            arrays |= {f"kept_{field.name}": getattr(state.kept, field.name) for field in fields(Episodes)}
         put_arrays(file, header, arrays)
 
     @classmethod
@@ -252,7 +257,10 @@ class Optimizer:
             optimizer = cls.__new__(cls)
             optimizer._algorithm = _restore(header["algorithm"], effectiveness)
             optimizer._seed = header["seed"]
-            optimizer._state = State(belief, header["iteration"], arrays.get("exploration"), memory)
+            kept = None
+            if "kept_theta" in arrays:
+                kept = Episodes(*(arrays[f"kept_{field.name}"] for field in fields(Episodes)))
+            optimizer._state = State(belief, header["iteration"], arrays.get("exploration"), memory, kept)
             optimizer._asked = header["asked"]
         except (KeyError, TypeError) as error:
             raise ValueError(f"{path} is damaged: {error} is missing or wrong.") from None
@@ -293,7 +301,7 @@ def get_arrays(file: IO[bytes], kind: str) -> tuple[dict[str, Any], dict[str, ND
 def _describe(search: Search) -> dict[str, Any]:
     """The settings of a search as plain data."""
     plain = {field.name: getattr(search, field.name) for field in fields(Search)}
-    plain["update"] = {"rule": search.update.rule, **asdict(search.update)}  # type: ignore[call-overload]
+    plain["update"] = {"rule": search.update.rule, **asdict(search.update)}  # type: ignore[arg-type]
     plain["step"] = None if search.step is None else asdict(search.step)
     if callable(search.effectiveness):
         plain["effectiveness"] = {"callable": getattr(search.effectiveness, "__qualname__", "?")}
@@ -373,6 +381,9 @@ class Starts(Protocol):
 
     @property
     def fewest(self) -> int: ...  # noqa: D102
+
+    @property
+    def usual_batch(self) -> Callable[[int], int]: ...  # noqa: D102
 
     def start(self, *, mean: ArrayLike, std: ArrayLike, batch: int, seed: int | None = None) -> Learner:
         """Begin around `mean` with `std`, learning from `batch` episodes at a time."""
@@ -460,13 +471,13 @@ CURVE = np.dtype(
 
 def maximize(
     f: Callable[[FloatArray], float] | Evaluates,
-    algorithm: Search | Starts,
+    algorithm: Search | Starts | None = None,
     *,
     mean: ArrayLike,
     std: ArrayLike | None = None,
     covariance: ArrayLike | None = None,
-    episodes: int,
-    batch: int = 50,
+    episodes: int = 5000,
+    batch: int | None = None,
     seed: int | None = None,
     callback: Callable[[Progress], object] | None = None,
     asynchronous: bool = False,
@@ -478,12 +489,15 @@ def maximize(
     f
         Takes a vector (n,) and returns a number, NaN if the episode failed; or has ``evaluate(theta, seed)``
         for many at once.
-    algorithm, mean, std, covariance, seed
-        As for :class:`Optimizer`. A baseline, such as ``klimb.make_algorithm("cma-es")``, starts from `std`.
+    algorithm
+        A recipe such as ``klimb.dr_creps()``, or a baseline such as ``klimb.make_algorithm("cma-es")``, which
+        starts from `std`; ``klimb.auto()`` if left out.
+    mean, std, covariance, seed
+        As for :class:`Optimizer`.
     episodes
         How many to spend at most; a rest too small for a batch is not spent.
     batch
-        How many per update.
+        How many per update; what suits the algorithm if left out.
     callback
         Called with a :class:`Progress` after every update; returning True ends the search.
     asynchronous
@@ -491,6 +505,10 @@ def maximize(
         for the slowest episode of a batch. `f` must be :class:`klimb.Workers`, `algorithm` one of klimb's
         own. The result then depends on which episodes came first.
     """
+    algorithm = auto() if algorithm is None else algorithm
+    if batch is None:  # what acts step by step has no usual number; it is refused below
+        batch = algorithm.usual_batch(np.size(mean)) if hasattr(algorithm, "usual_batch") else 50
+        batch = max(algorithm.fewest, batch)
     batch = min(whole("batch", batch, algorithm.fewest), whole("episodes", episodes, algorithm.fewest))
     optimizer: Learner
     if isinstance(algorithm, Search) or not hasattr(algorithm, "start"):

@@ -6,10 +6,15 @@ in the local coordinates of the belief, where its covariance is diagonal:
     reduce     update only the n_effective coordinates that matter most (GDR)
     damping    sample the others with their variance times this factor (PE's lambda)
     soft       weigh every coordinate by its relative effectiveness instead (PRO)
+
+Earlier episodes can be learned from again:
+
+    reuse      how many of them join every update
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -20,7 +25,8 @@ from numpy.typing import NDArray
 from klimb._validation import FloatArray, IntArray, numbers, one_of, share, whole
 from klimb.effectiveness import Effectiveness, resolve
 from klimb.gaussian import Gaussian, from_whitened, unmixed
-from klimb.updates import CrossEntropy, ModelBased, Update, UpdateInfo
+from klimb.surrogate import Memory, find_twins, learn, matched
+from klimb.updates import CrossEntropy, ModelBased, RelevanceSurrogate, Update, UpdateInfo
 
 # A full covariance beyond this number of parameters would take more than 12 GB.
 LARGEST_FULL = 40_000
@@ -28,6 +34,16 @@ LARGEST_FULL = 40_000
 # Streams start the golden ratio of the generator's period apart: far from each other, however many there are,
 # and without the power of two in their distance that would correlate them.
 GOLDEN_JUMP = 0x9E3779B97F4A7C15F39CC0605CEDC835
+
+# With a full covariance, the surrogate's update takes a second from about here on.
+LARGEST_FULL_SURROGATE = 1000
+
+# Episodes that the surrogate keeps: enough for a gradient twice over; a quadratic of 20 parameters has 231
+# unknowns. Beyond the largest number an update would take too long, as it grows with the third power.
+FEWEST_KEPT, MOST_KEPT = 200, 1000
+
+# Of more new episodes than this the surrogate takes those nearest to the belief.
+MOST_AT_ONCE = 2000
 
 # Samples further from the belief than this many of its standard deviations cannot be computed with.
 FURTHEST = 1e50
@@ -65,7 +81,7 @@ class Search:
     update
         The update rule.
     covariance
-        "full" or "diagonal".
+        "full" or "diagonal"; None for the surrogate lets the number of parameters decide.
     effectiveness
         How to measure which coordinates matter: a name, a callable, or None if nothing depends on it.
     n_effective
@@ -81,11 +97,14 @@ class Search:
         Draw samples in pairs mean + z, mean - z.
     step
         Shapes the step of the mean, or None.
+    reuse
+        How many of the latest earlier episodes every update learns from again, besides the new ones. None for
+        the surrogate lets the number of parameters decide.
     """
 
     name: str
-    update: Update
-    covariance: Literal["full", "diagonal"] = "full"
+    update: Update | RelevanceSurrogate
+    covariance: Literal["full", "diagonal"] | None = "full"
     effectiveness: str | Effectiveness | None = None
     n_effective: int | None = None
     reduce: bool = False
@@ -93,9 +112,14 @@ class Search:
     soft: bool = False
     mirrored: bool = False
     step: Adam | None = None
+    reuse: int | None = 0
 
     def __post_init__(self) -> None:
-        one_of("covariance", self.covariance, ("full", "diagonal"))
+        left_open = isinstance(self.update, RelevanceSurrogate)
+        if not (left_open and self.covariance is None):
+            one_of("covariance", str(self.covariance), ("full", "diagonal"))
+        if not (left_open and self.reuse is None):
+            whole("reuse", self.reuse, 0)  # type: ignore[arg-type]
         share("damping", self.damping)
         if not isinstance(self.reduce, bool):
             raise ValueError(f"reduce must be True or False, but {self.reduce!r} came.")
@@ -114,10 +138,25 @@ class Search:
         """The smallest number of good episodes that an update can use."""
         return self.update.n_elite if isinstance(self.update, CrossEntropy) else 2
 
+    def usual_batch(self, n: int) -> int:
+        """Episodes per update that suit n parameters where nobody says."""
+        if isinstance(self.update, RelevanceSurrogate):
+            return max(8, 2 * round(0.4 * math.sqrt(n)))  # even, as samples come in pairs
+        return 50
+
     @property
     def full(self) -> bool:
         """Whether a full covariance is learned."""
         return self.covariance == "full"
+
+    def sized(self, n: int) -> Search:
+        """The same with all that the number of parameters decides."""
+        covariance, reuse = self.covariance, self.reuse
+        if covariance is None:
+            covariance = "full" if n <= LARGEST_FULL_SURROGATE else "diagonal"
+        if reuse is None:
+            reuse = min(max(FEWEST_KEPT, 2 * n), MOST_KEPT) if covariance == "full" else FEWEST_KEPT
+        return replace(self, covariance=covariance, reuse=reuse)
 
     def check_size(self, n: int) -> None:
         """Raise a ValueError if these settings cannot serve n parameters."""
@@ -135,6 +174,28 @@ class Search:
 
 
 @dataclass(frozen=True, eq=False)
+class Episodes:
+    """Episodes, the latest last.
+
+    Attributes
+    ----------
+    theta : (k, n)
+    returns : (k,)
+        Finite.
+    twin : (k,)
+        1 where the next row mirrors this one, -1 where the one before does, 0 where it has no twin.
+    """
+
+    theta: FloatArray
+    returns: FloatArray
+    twin: IntArray
+
+    def rows(self, chosen: IntArray) -> Episodes:
+        """Some of them."""
+        return Episodes(self.theta[chosen], self.returns[chosen], self.twin[chosen])
+
+
+@dataclass(frozen=True, eq=False)
 class State:
     """All that a search carries from one update to the next.
 
@@ -148,12 +209,15 @@ class State:
         Factors of the belief's variances when sampling; None before the first update and where all are 1.
     memory
         What the shaping of steps remembers; empty for most algorithms.
+    kept
+        Earlier episodes to learn from again, None where none are.
     """
 
     belief: Gaussian
     iteration: int = 0
     exploration: FloatArray | None = None
     memory: tuple[FloatArray, ...] = ()
+    kept: Episodes | None = None
 
 
 def streams(seed: int, iteration: int, indices: Iterable[int]) -> Iterator[np.random.Generator]:
@@ -192,8 +256,18 @@ def tell(
     search: Search, state: State, theta: FloatArray, returns: FloatArray, seed: int
 ) -> tuple[State, UpdateInfo]:
     """Update the belief from episodes (N, n) and their finite returns (N,); a pure function."""
+    surrogate = isinstance(search.update, RelevanceSurrogate)
+    episodes = fresh = Episodes(theta, returns, np.zeros(returns.size, dtype=np.int64))
+    if search.reuse or surrogate:
+        fresh = arrange(state.belief, fresh, surrogate)
+        episodes = with_kept(state, fresh)
+        theta, returns = episodes.theta, episodes.returns
+    if search.reuse:
+        state = replace(state, kept=episodes.rows(np.arange(returns.size)[-search.reuse :]))
     if (returns == returns[0]).all():
         return replace(state, iteration=state.iteration + 1), UpdateInfo(informative=False)
+    if isinstance(search.update, RelevanceSurrogate):
+        return follow_surrogate(search.full, state, episodes, fresh.returns.size)
     belief, memory = state.belief, state.memory
     rng_seed = np.random.SeedSequence(seed, spawn_key=(state.iteration, 1))
     local = belief.to_local(theta)
@@ -227,7 +301,82 @@ def tell(
             choice = choose(search, new.to_local(theta), returns, rng_seed) or choice
         exploration = choice.share.copy() if search.soft else np.ones(new.n_parameters)
         exploration[choice.others] *= search.damping
-    return State(new, state.iteration + 1, exploration, memory), info
+    return State(new, state.iteration + 1, exploration, memory, state.kept), info
+
+
+def arrange(belief: Gaussian, new: Episodes, pairs: bool) -> Episodes:
+    """New episodes to be kept; if `pairs`, the nearest of very many, twins next to each other."""
+    local = belief.to_local(new.theta)
+    check_distance(local, belief)
+    if not pairs:
+        return new
+    z = local / np.sqrt(belief.variances)
+    nearest = np.sort(np.argsort(np.square(z).sum(1), kind="stable")[:MOST_AT_ONCE])
+    order, twin = find_twins(z[nearest])
+    return replace(new.rows(nearest[order]), twin=twin)
+
+
+def with_kept(state: State, new: Episodes) -> Episodes:
+    """Episodes to learn from again and then the new ones; those that the belief left far behind are dropped.
+
+    All count alike. Weights for the change of the belief since they were drawn would be proper, but in many
+    dimensions nearly all of the weight would fall to the newest few.
+    """
+    if state.kept is None:
+        return new
+    belief, old = state.belief, state.kept
+    reach = FURTHEST * math.sqrt(float(belief.variances.min()))
+    if not (np.abs(old.theta - belief.mean).max() * math.sqrt(belief.n_parameters) <= reach):
+        old = old.rows(np.flatnonzero(within_reach(belief.to_local(old.theta), belief)))
+    return Episodes(
+        np.vstack([old.theta, new.theta]),
+        np.append(old.returns, new.returns),
+        np.append(old.twin, new.twin),
+    )
+
+
+def follow_surrogate(full: bool, state: State, episodes: Episodes, n_new: int) -> tuple[State, UpdateInfo]:
+    """The update of the surrogate; see :mod:`klimb.surrogate`."""
+    belief = state.belief
+    prior = unmixed(np.zeros(belief.n_parameters), belief.variances)
+    # after the surrogate's own memory comes the standard deviation that the search began with
+    memory = Memory(*state.memory[:-1]) if state.memory else None
+    unit = state.memory[-1] if state.memory else belief.std
+    local = episodes.theta - belief.mean
+    if belief.mixed.size:
+        local[:, belief.mixed] = local[:, belief.mixed] @ belief.rotation
+    twins = matched(episodes.twin)
+    learned = learn(prior, local, episodes.returns, twins, full, memory, n_new)
+    new = belief.with_block(None, learned.posterior)
+    seen = learned.seen
+    info = UpdateInfo(
+        kl=learned.posterior.kl(prior),
+        entropy_drop=prior.entropy - learned.posterior.entropy,
+        eta=learned.eta,
+        effective_sample_size=float(episodes.returns.size),
+        effectiveness=seen if seen.ndim == 1 else np.diag(seen).copy(),
+        relevance=by_parameter(belief, seen, unit),
+        skill=learned.skill,
+    )
+    return State(new, state.iteration + 1, None, (*learned.memory, unit), state.kept), info
+
+
+def by_parameter(belief: Gaussian, seen: FloatArray, unit: FloatArray) -> FloatArray:
+    """How much each parameter matters: its squared slope, per `unit` of the parameter, in shares of 1.
+
+    `seen` is that of the whitened coordinates, (n, n) or its diagonal (n,).
+    """
+    if seen.ndim == 1:
+        slopes = seen / belief.variances
+    elif belief.mixed.size:
+        axes = belief.rotation / np.sqrt(belief.variances)
+        slopes = np.maximum(np.einsum("ij,ij->i", axes @ seen, axes), 0.0)
+    else:
+        slopes = np.diag(seen) / belief.variances
+    influence = slopes / slopes.max() * np.square(unit / unit.max()) if slopes.max() > 0 else slopes
+    total = float(influence.sum())
+    shares: FloatArray = influence / total if total > 0 else np.full(influence.size, 1 / influence.size)
+    return shares
 
 
 @dataclass(frozen=True, eq=False)
@@ -298,11 +447,17 @@ def soften(prior: Gaussian, posterior: Gaussian, rho: FloatArray) -> Gaussian:
     return from_whitened(posterior.mean, old, rows, log_det)
 
 
+def within_reach(local: FloatArray, prior: Gaussian) -> NDArray[np.bool_]:
+    """Which samples (N, n) do not lie absurdly far from the belief, (N,)."""
+    near: NDArray[np.bool_] = np.all(np.abs(local) <= FURTHEST * np.sqrt(prior.variances), axis=1)
+    return near
+
+
 def check_distance(local: FloatArray, prior: Gaussian) -> None:
     """Refuse samples that lie absurdly far from the belief."""
-    far = ~(np.abs(local) <= FURTHEST * np.sqrt(prior.variances))
-    if far.any():
-        row = int(np.flatnonzero(far.any(1))[0])
+    near = within_reach(local, prior)
+    if not near.all():
+        row = int(np.flatnonzero(~near)[0])
         raise ValueError(
             f"theta[{row}] lies more than {FURTHEST:g} standard deviations from the belief; "
             "leave it out, or start with a larger std."

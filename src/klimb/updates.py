@@ -29,7 +29,7 @@ class UpdateInfo:
     Attributes
     ----------
     kl
-        KL(old || new) of the belief in nats; for MORE, which bounds the other direction, KL(new || old).
+        KL(old || new) of the belief in nats; KL(new || old) for MORE and the surrogate, which bound that.
     entropy_drop
         Entropy of the old belief minus that of the new.
     eta, omega
@@ -42,6 +42,11 @@ class UpdateInfo:
         The measure of each local coordinate, larger matters more.
     selected : (m,)
         The local coordinates that were found effective, ascending.
+    relevance : (n,)
+        How much each parameter itself matters, as a share of 1: squared slopes in units of the standard
+        deviations that the search began with. Known to the surrogate alone.
+    skill
+        The share of the variance of held-out returns that the surrogate explains.
     n_used, n_failed
         Episodes that went into the update, and those left out because they failed.
     informative
@@ -56,6 +61,8 @@ class UpdateInfo:
     effective_sample_size: float | None = None
     effectiveness: FloatArray | None = field(default=None, repr=False)
     selected: IntArray | None = field(default=None, repr=False)
+    relevance: FloatArray | None = field(default=None, repr=False)
+    skill: float | None = None
     n_used: int = 0
     n_failed: int = 0
     informative: bool = True
@@ -235,7 +242,17 @@ class PlainGradient:
         return unmixed(self.learning_rate * std * step, prior.variances), info
 
 
-RULES: dict[str, type[Update]] = {
+@dataclass(frozen=True)
+class RelevanceSurrogate:
+    """Climb a quadratic surrogate of the kept episodes as far as it predicts held-out returns.
+
+    It remembers more than a belief: :mod:`klimb.search` hands what to :func:`klimb.surrogate.learn`.
+    """
+
+    rule: ClassVar[str] = "surrogate"
+
+
+RULES: dict[str, type[Update | RelevanceSurrogate]] = {
     rule.rule: rule
     for rule in (
         RewardWeighted,
@@ -245,5 +262,6 @@ RULES: dict[str, type[Update]] = {
         CrossEntropy,
         NaturalGradient,
         PlainGradient,
+        RelevanceSurrogate,
     )
 }

@@ -27,6 +27,9 @@ from klimb.tasks import task_entry
 #: is taken for one from after.
 PROTOCOL = 1
 
+# Settings that came later, with the value that leaves a run as it was before: it keeps its hash.
+LATER = (("reuse", 0),)
+
 SEARCH, ESTIMATORS, OVERVIEW = "search", "mi-estimators", "overview"
 KINDS = (SEARCH, ESTIMATORS, OVERVIEW)
 METRICS = ("belief_return", "mean_policy_return", "success_rate", "precision", "recall")
@@ -123,6 +126,7 @@ class Figure:
         settings = {
             name: float(value) if is_number(value) and isinstance(defaults[name], float) else value
             for name, value in {**defaults, **variant.settings}.items()  # 17 and 17.0 are one setting
+            if (name, value) not in LATER
         }
         return {
             "kind": SEARCH,

@@ -143,9 +143,9 @@ class Drawing:
             mean_return = returns[np.isfinite(returns)].mean()
         if not math.isfinite(mean_return + info.kl + optimizer.entropy):
             raise ValueError("the returns are too large to compute with.")
-        measured = info.effectiveness
-        if measured is not None:
-            measured = _by_parameter(measured, self._optimizer.belief)
+        measured = info.relevance
+        if measured is None and info.effectiveness is not None:
+            measured = _by_parameter(info.effectiveness, self._optimizer.belief)
         state = optimizer.to_bytes()
         # never the one that made the update: arrays that lie as in the file give everyone the same bits
         measure = optimizer.algorithm.effectiveness

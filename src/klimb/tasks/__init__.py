@@ -95,8 +95,10 @@ TASKS: dict[str, TaskEntry] = {
         "klimb.tasks.ball_stopping:BallStopping",
     ),
     "sphere": _function("sphere", "the sum of squares, its optimum moved off the start"),
+    "ellipsoid": _function("ellipsoid", "a bowl a million times steeper one way than another"),
     "rosenbrock": _function("rosenbrock", "a curved narrow valley"),
     "rastrigin": _function("rastrigin", "a bowl with a grid of local optima"),
+    "ackley": _function("ackley", "a funnel full of small pits"),
     "styblinski-tang": _function("styblinski-tang", "two optima per coordinate, one a little better"),
     "himmelblau": _function("himmelblau", "four equal optima per pair of coordinates"),
 }

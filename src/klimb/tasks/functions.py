@@ -29,6 +29,12 @@ def sphere(x: ArrayLike) -> FloatArray:
     return _sum(x * x)
 
 
+def ellipsoid(x: ArrayLike) -> FloatArray:
+    """Sum of 10^(6 i / (k - 1)) x_i^2 for i = 0 to k - 1; minimum 0 at 0, a million times steeper one way."""
+    x = _rows(x)
+    return _sum(10.0 ** (6 * np.arange(x.shape[1]) / max(1, x.shape[1] - 1)) * (x * x))
+
+
 def rosenbrock(x: ArrayLike) -> FloatArray:
     """Sum of 100 (x_{i+1} - x_i^2)^2 + (1 - x_i)^2; minimum 0 at (1, ..., 1), along a curved valley."""
     x = _rows(x)
@@ -42,6 +48,17 @@ def rastrigin(x: ArrayLike) -> FloatArray:
     # 1 - cos 2a = 2 sin^2 a loses no digits near the minimum, and whole periods are taken off exactly
     wave = np.sin(np.pi * (x - np.rint(x)))
     return _sum(x * x + 20 * (wave * wave))
+
+
+def ackley(x: ArrayLike) -> FloatArray:
+    """20 - 20 exp(-0.2 rms x) + e - exp(mean cos 2 pi x_i); minimum 0 at 0, a funnel full of small pits."""
+    x = _rows(x)
+    k = x.shape[1]
+    wave = np.sin(np.pi * (x - np.rint(x)))
+    # each part is written so that it loses no digits near the minimum; cos 2a - 1 = -2 sin^2 a
+    funnel = -20 * np.expm1(-0.2 * np.sqrt(_sum(x * x) / k))
+    total: FloatArray = funnel - math.e * np.expm1(-2 * _sum(wave * wave) / k)
+    return total
 
 
 def styblinski_tang(x: ArrayLike) -> FloatArray:
@@ -118,8 +135,10 @@ class Landscape:
 
 FUNCTIONS = {
     "sphere": Landscape(sphere),
+    "ellipsoid": Landscape(ellipsoid),
     "rosenbrock": Landscape(rosenbrock, (1.0,), initial_std=0.5, minimal_k=2),
     "rastrigin": Landscape(rastrigin, initial_std=2.0),
+    "ackley": Landscape(ackley, initial_std=2.0),
     "styblinski-tang": Landscape(
         styblinski_tang, (STYBLINSKI_TANG_MINIMIZER,), STYBLINSKI_TANG_MINIMUM, initial_std=2.0
     ),
@@ -131,15 +150,16 @@ FUNCTIONS = {
 class Function:
     """Maximise minus a test function of k coordinates, hidden among n parameters.
 
-    Sphere and Rastrigin are least at 0, where a search starts. Here their optimum is moved, in each
-    coordinate by a distance drawn uniformly from 0.5 to 1.5 times `initial_std` to a random side. The other
-    functions are left as they are. `initial_std` is 1 for the sphere, 0.5 for Rosenbrock (whose optimum, at
-    1, lies two of them away) and 2 for the others (so that their minima, within +-4, are in reach).
+    Sphere, ellipsoid, Rastrigin and Ackley are least at 0, where a search starts. Here their optimum is
+    moved, in each coordinate by a distance drawn uniformly from 0.5 to 1.5 times `initial_std` to a random
+    side. The other functions are left as they are. `initial_std` is 1 for sphere and ellipsoid, 0.5 for
+    Rosenbrock (whose optimum, at 1, lies two of them away) and 2 for the others (so that their minima, within
+    +-4, are in reach).
 
     Parameters
     ----------
     function
-        "sphere", "rosenbrock", "rastrigin", "styblinski-tang" or "himmelblau".
+        "sphere", "ellipsoid", "rosenbrock", "rastrigin", "ackley", "styblinski-tang" or "himmelblau".
     n_parameters
         Length of a parameter vector, n.
     n_effective

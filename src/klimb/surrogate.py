@@ -1,0 +1,413 @@
+"""The relevance surrogate: a quadratic model that learns which directions matter, and how far to trust it.
+
+A Gaussian process whose mean is a quadratic explains the returns of the latest episodes. Its prior says that
+few directions matter, and which ones is learned on the way: the relevance W shapes the prior of the gradient
+and of the curvature. Nothing is tuned by hand: the amplitudes of signal and noise are those of the greatest
+likelihood, and how well held-out episodes are predicted decides how far the belief may move.
+
+Symbols, all in coordinates z whitened by the belief, which is N(0, I) there:
+
+    z (N, n), J (N,)    episodes and their returns;  model  J ~ b + g.z + z'Hz/2
+    W (n, n)            relevance, trace 1, (n,) if diagonal;  V = W^(1/2) / trace  shapes the prior
+    k = z'V z'          kernel  t1 k + t2 k^2 + t3 q q' + constant,  q = (|z|^2 - n) / sqrt(2n)
+    y                   returns in units of their spread; twins m + s, m - s as their odd and even part
+    t (5,)              amplitudes: linear, quadratic, isotropic, noise, further noise of the even part
+    Q                   skill: the share of the variance of held-out returns that is explained, in [0, 1)
+    p, d                precision and mean of the new belief in the eigenbasis of H
+
+docs/algorithms/auto.md derives the update and gives the reason of every constant.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from scipy.linalg import lapack
+
+from klimb._validation import FloatArray, IntArray
+from klimb.fitting import largest_step
+from klimb.gaussian import Gaussian, from_whitened, unmixed
+
+# Amplitudes start as shares of the variance: of the linear, the quadratic, the isotropic part and of noise.
+FIRST_SHARES = (0.3, 0.1, 0.1, 0.3, 0.3)
+# A share below this is as good as none; above, the returns at hand are all but equal.
+SMALLEST_SHARE, LARGEST_SHARE = 1e-8, 1e4
+# Steps towards the greatest likelihood per update. It moves on slowly, and so do they.
+STEPS = 2
+# Share of the prior that goes to all directions alike, so that none is ever given up.
+EVERYWHERE = 0.05
+# The variance of the constant: large against 1, the variance of what it is added to.
+CONSTANT = 100.0
+# KL(new || old) in nats that an update without any skill may take, as much as :func:`widening` asks for.
+LARGEST_STEP = 4.0
+# Skill is believed up to here; a perfect fit of few episodes is none.
+LARGEST_SKILL = 0.999
+# A standard deviation never falls below this share of the largest: rounding would eat it.
+SHORTEST_AXIS = 1e-5
+# Returns further from the quartiles than so many interquartile ranges count as if they were there.
+OUTLYING = 10.0
+# Episodes further away than so many times the usual squared distance are moved here: they count for nothing.
+FAR = 1e4
+# Samples m + s and m - s count as twins if they mirror each other up to this share of |s|^2.
+MIRRORED = 1e-6
+
+
+class Twins(NamedTuple):
+    """Which rows mirror each other: `first` and `second` (P,), and those that are `alone` (S,)."""
+
+    first: IntArray
+    second: IntArray
+    alone: IntArray
+
+    def parts(self, rows: FloatArray) -> FloatArray:
+        """Odd parts of the twins, their even parts, those alone: an orthogonal change of (N,)."""
+        a, b = rows[self.first], rows[self.second]
+        return np.concatenate([(a - b) * math.sqrt(0.5), (a + b) * math.sqrt(0.5), rows[self.alone]])
+
+
+class Memory(NamedTuple):
+    """What the surrogate carries from update to update, besides the episodes.
+
+    Attributes
+    ----------
+    relevance : (n, n), or (n,) if diagonal
+        W in the whitened coordinates of the belief.
+    amplitudes : (5,)
+        t, in units of the squared spread of the returns.
+    spread : (1,)
+        That spread.
+    """
+
+    relevance: FloatArray
+    amplitudes: FloatArray
+    spread: FloatArray
+
+
+class Learned(NamedTuple):
+    """What an update yields: the posterior in local coordinates, what to remember, and how it came about."""
+
+    posterior: Gaussian
+    memory: Memory
+    seen: FloatArray
+    """What this update says of the relevance, in the whitened coordinates of the prior; like W."""
+    eta: float
+    skill: float
+
+
+class Fit(NamedTuple):
+    """The surrogate: gradient g (n,), curvature H, how well it predicts, and the amplitudes t (5,).
+
+    `variance` is that of a return under the belief, in the same units; `shape` is V.
+    """
+
+    gradient: FloatArray
+    hessian: FloatArray
+    shape: FloatArray
+    amplitudes: FloatArray
+    skill: float
+    variance: float
+
+
+def find_twins(z: FloatArray) -> IntArray:
+    """An order of the whitened samples (N, n) and their twins, (2, N): next to each other, twin +1 and -1.
+
+    Mirrored samples have the same length, so that they are neighbours when sorted by it. The others have 0
+    and keep their order, behind.
+    """
+    length = np.einsum("ij,ij->i", z, z)
+    order = np.argsort(length, kind="stable")
+    sums = np.square(z[order[:-1]] + z[order[1:]]).sum(1)
+    near = sums <= MIRRORED * length[order[1:]]
+    paired: list[int] = []
+    place = 0
+    while place < near.size:
+        if near[place]:
+            paired += [int(order[place]), int(order[place + 1])]
+        place += 2 if near[place] else 1
+    alone = np.setdiff1d(np.arange(len(z)), paired)
+    twin = np.concatenate([np.tile([1, -1], len(paired) // 2), np.zeros(alone.size, dtype=np.int64)])
+    return np.stack([np.concatenate([np.array(paired, dtype=np.int64), alone]), twin.astype(np.int64)])
+
+
+def matched(twin: IntArray) -> Twins:
+    """The twins that are still both there, and the others."""
+    first = np.flatnonzero((twin[:-1] == 1) & (twin[1:] == -1))
+    alone = np.ones(twin.size, dtype=np.bool_)
+    alone[first] = alone[first + 1] = False
+    return Twins(first, first + 1, np.flatnonzero(alone))
+
+
+def learn(
+    prior: Gaussian,
+    samples: FloatArray,
+    returns: FloatArray,
+    twins: Twins,
+    full: bool,
+    memory: Memory | None,
+    n_new: int,
+) -> Learned:
+    """Move the belief as far as the surrogate of these episodes can be trusted.
+
+    Parameters
+    ----------
+    prior
+        The belief in its local coordinates: around 0, with a diagonal covariance.
+    samples : (N, n), returns : (N,)
+        Episodes in local coordinates, not all returns equal.
+    twins
+        Which of them mirror each other.
+    full
+        Whether the covariance is full or diagonal.
+    memory
+        Of the update before; None at first.
+    n_new
+        How many of the episodes are new.
+    """
+    n, std = prior.n_parameters, np.sqrt(prior.variances)
+    y, spread = scaled(returns)
+    if memory is None:
+        W, t = (np.eye(n) if full else np.ones(n)) / n, None
+    else:
+        W = memory.relevance
+        with np.errstate(over="ignore"):  # whatever the change of scale, the fit brings them back in range
+            ratio = np.clip(memory.spread[0] / max(spread, 1e-300), 1e-70, 1e70)
+            t = memory.amplitudes * ratio**2
+    fit = fit_surrogate(samples / std, y, twins, W, t, full)
+    unit = math.sqrt(fit.variance)
+    g, H, Q = fit.gradient / unit, fit.hessian / unit, fit.skill
+    # each direction has its share of the held-out error: where the slope is no more, a step is about 1
+    doubt = math.sqrt((1 - Q) / n)
+    if full:
+        h, axes = np.linalg.eigh(H)
+        climbed = climb(axes.T @ g, h - doubt, Q / (1 - Q))
+    else:
+        h = H
+        climbed = climb(g, h - doubt, Q / (1 - Q))
+    # the target: as much of the curvature as the skill supports, positive definite by construction
+    explained = float(g @ g + np.square(h).sum() / 2)
+    phi = min(1.0, Q / explained) if explained > 0 else 0.0
+    p = (1 - phi * h / max(1.0, 2 * float(h.max()))) * math.exp(-2 * widening(fit, n))
+    d, p, eta = bounded_step(climbed, p, LARGEST_STEP / (1 - Q))
+
+    rate = n_new / (n_new + 2 * len(y))  # an average over about two lengths of the buffer
+    if full:
+        seen = np.outer(g, g) + H @ H
+        W = blend(W, seen, rate)
+        rows = axes.T / np.sqrt(p)[:, None]
+        posterior = from_whitened(std * (axes @ d), std, rows, -float(np.log(p).sum()))
+        floor = SHORTEST_AXIS**2 * posterior.variances.max()
+        posterior = replace(posterior, variances=np.maximum(posterior.variances, floor))
+        T = posterior.rotation * np.sqrt(posterior.variances) / std[:, None]  # z = d + T z'
+        W = T.T @ W @ T
+    else:
+        seen = np.square(g) + np.square(H)
+        W = blend(W, seen, rate) / p
+        posterior = unmixed(std * d, np.square(std) / p)
+    memory = Memory(W / total(W), fit.amplitudes, np.array([spread]))
+    return Learned(posterior, memory, seen, eta, Q)
+
+
+def scaled(returns: FloatArray) -> tuple[FloatArray, float]:
+    """Returns around 0 in units of their spread, and that spread; outliers are brought back in."""
+    largest = float(np.abs(returns).max())
+    J = returns / largest  # keeps the squares of huge and tiny returns in range
+    low, high = np.sort(J)[[J.size // 4, (3 * J.size) // 4]]
+    if high > low:
+        J = np.clip(J, low - OUTLYING * (high - low), high + OUTLYING * (high - low))
+    J = J - J.mean()
+    size = float(np.abs(J).max())
+    rms = size * math.sqrt(float(np.mean(np.square(J / size))))
+    return J / rms, rms * largest
+
+
+def total(W: FloatArray) -> float:
+    """Trace of W, a matrix or its diagonal."""
+    return float(np.trace(W) if W.ndim == 2 else W.sum())
+
+
+def blend(W: FloatArray, seen: FloatArray, rate: float) -> FloatArray:
+    """Move W the share `rate` of its way to what was seen, in units of its trace."""
+    size = total(seen)
+    return W if size <= 0 else (1 - rate) * W + (rate / size) * seen
+
+
+def prior_shape(W: FloatArray) -> FloatArray:
+    """V: the root of the relevance, with something for every direction, of trace 1."""
+    n = len(W)
+    if W.ndim == 1:
+        V = np.sqrt((1 - EVERYWHERE) * W + EVERYWHERE / n)
+    else:
+        values, axes = np.linalg.eigh(W)
+        V = (axes * np.sqrt((1 - EVERYWHERE) * np.maximum(values, 0.0) + EVERYWHERE / n)) @ axes.T
+    return V / total(V)
+
+
+def fit_surrogate(
+    z: FloatArray, y: FloatArray, twins: Twins, W: FloatArray, t: FloatArray | None, full: bool
+) -> Fit:
+    """Fit the quadratic to whitened samples (N, n) and standardised returns y (N,)."""
+    N, n = z.shape
+    V = prior_shape(W)
+    zV = z @ V if full else z * V
+    distance = np.einsum("ij,ij->i", z, zV)
+    usual = max(1.0, float(np.sort(distance)[N // 4]))
+    far = distance > FAR * usual
+    if far.any():
+        shrink = np.sqrt(FAR * usual / distance[far])[:, None]
+        z, zV = z.copy(), zV.copy()
+        z[far] *= shrink
+        zV[far] *= shrink
+        distance[far] = FAR * usual
+    q = (np.einsum("ij,ij->i", z, z) - n) / math.sqrt(2 * n)
+    linear = zV @ z.T
+    if full:
+        quadratic = np.square(linear)
+    else:
+        bent = np.square(z) * V
+        quadratic = bent @ bent.T
+    # what no quadratic explains, a remainder of the third order, grows with the sixth power of the distance
+    noise = np.maximum(1.0, distance / usual) ** 3
+    first, second, alone = twins
+    noise[first] = noise[second] = (noise[first] + noise[second]) / 2
+    of_both, of_one = noise[first] / 2, noise[alone] / 2
+
+    sizes = np.array([np.trace(linear) / N, np.trace(quadratic) / N, q @ q / N, 1.0, 1.0])
+    sizes = np.maximum(sizes, 1e-300)
+    t = np.array(FIRST_SHARES) / sizes if t is None else t
+    for _ in range(STEPS):
+        used = t = np.clip(t, SMALLEST_SHARE / sizes, LARGEST_SHARE / sizes)
+        K = t[0] * linear
+        K += t[1] * quadratic
+        K += np.outer(t[2] * q, q)
+        K += CONSTANT
+        scatter = t[3] * noise
+        scatter[first] += t[4] * of_both  # noise of the even part: shared by twins
+        scatter[second] += t[4] * of_both
+        scatter[alone] += t[4] * of_one
+        K[first, second] += t[4] * of_both
+        K[second, first] += t[4] * of_both
+        alpha, inverse, scatter = solved(K, scatter, y)
+        variance, shared = np.diag(inverse), inverse[second, first]
+        # each amplitude grows by the root of what it explains over what it should: the likelihood never falls
+        found = np.array(
+            [
+                alpha @ linear @ alpha,
+                alpha @ quadratic @ alpha,
+                np.square(alpha @ q),
+                np.square(alpha) @ noise,
+                np.square(alpha[first] + alpha[second]) @ of_both + np.square(alpha[alone]) @ of_one,
+            ]
+        )
+        wanted = np.array(
+            [
+                2 * np.vdot(inverse, linear) - variance @ np.diag(linear),
+                2 * np.vdot(inverse, quadratic) - variance @ np.diag(quadratic),
+                2 * (q @ inverse @ q) - variance @ np.square(q),
+                variance @ noise,
+                (variance[first] + variance[second] + 2 * shared) @ of_both + variance[alone] @ of_one,
+            ]
+        )
+        with np.errstate(over="ignore"):
+            t = t * np.sqrt(np.clip(found / np.maximum(wanted, 1e-300), 1e-4, 1e4))
+
+    # residuals of held-out returns in closed form; twins are held out together
+    left_out = alpha / variance
+    product = variance[first] * variance[second]
+    determinant = np.maximum(product - np.square(shared), 1e-15 * product)
+    left_out[first] = (variance[second] * alpha[first] - shared * alpha[second]) / determinant
+    left_out[second] = (variance[first] * alpha[second] - shared * alpha[first]) / determinant
+    # odd and even parts of twins have noise of their own
+    odd_noise = used[3] * noise[first]
+    weight = 1 / np.concatenate([odd_noise, odd_noise + 2 * used[4] * of_both, scatter[alone]])
+    rest = twins.parts(left_out)
+    skill = held_out_skill(twins.parts(y), rest, twins.parts(np.ones(N)), weight)
+    P = first.size
+    odd, even = np.square(rest[:P]) @ weight[:P], np.square(rest[P:]) @ weight[P:]
+    unexplained = max(float(odd / weight[:P].sum()) if P else 0.0, float(even / weight[P:].sum()))
+
+    tilt = 2 * used[2] * float(alpha @ q) / math.sqrt(2 * n)
+    if full:
+        g = used[0] * (alpha @ zV)
+        H = 2 * used[1] * (zV.T * alpha) @ zV
+        H[np.diag_indices(n)] += tilt
+    else:
+        g = used[0] * V * (alpha @ z)
+        H = 2 * used[1] * V * (alpha @ bent) + tilt
+    variance_of_returns = float(g @ g + np.square(H).sum() / 2) + unexplained
+    return Fit(g, H, V, t, skill, max(variance_of_returns, 1e-300))
+
+
+def solved(K: FloatArray, scatter: FloatArray, y: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """(K + diag)^-1 y, the lower half of that inverse, and the diagonal: a larger one if rounding asks."""
+    places = np.diag_indices_from(K)
+    own = K[places]
+    while True:
+        K[places] = own + scatter
+        factor, info = lapack.dpotrf(K.T, lower=True)  # K is symmetric: its transpose lies as LAPACK wants it
+        if info == 0:
+            break
+        scatter = 10 * scatter
+    alpha, _ = lapack.dpotrs(factor, y, lower=True)
+    inverse, _ = lapack.dpotri(factor, lower=True, overwrite_c=True)
+    return alpha, inverse, scatter
+
+
+def held_out_skill(y: FloatArray, left_out: FloatArray, constant: FloatArray, weight: FloatArray) -> float:
+    """Share of the weighted variance that held-out predictions explain, less half its standard error."""
+    mean = float((weight * constant) @ y / ((weight * constant) @ constant))
+    before = weight * np.square(y - mean * constant)
+    after = weight * np.square(left_out)
+    size = float(before.sum())
+    if size <= 0:
+        return 0.0
+    share = 1 - float(after.sum()) / size
+    error = math.sqrt(y.size) * float(np.std(before - after - share * before)) / size  # of a ratio
+    return min(max(share - error / 2, 0.0), LARGEST_SKILL)
+
+
+def climb(g: FloatArray, h: FloatArray, bound: float) -> FloatArray:
+    """Maximise g.d + sum h d^2 / 2 with |d|^2 / 2 <= bound."""
+    if bound <= 0 or not g.any():
+        return np.zeros_like(g)
+    above = max(0.0, float(h.max())) - h
+    moved = g != 0
+
+    def half_length(eta: float) -> float:
+        if (above[moved] + eta).min() <= 0:
+            return math.inf
+        return 0.5 * float(np.square(g[moved] / (above[moved] + eta)).sum())
+
+    d = np.zeros_like(g)
+    d[moved] = g[moved] / (above[moved] + largest_step(half_length, bound))
+    return d
+
+
+def widening(fit: Fit, n: int) -> float:
+    """Log factor of all standard deviations: up where the slope counts for more than the curvature.
+
+    At most 2 / sqrt(n), a divergence of some 4 nats.
+    """
+    slope, quadratic, isotropic, _, even = fit.amplitudes
+    # t2 is the variance of all curvature, for which noise is taken easily, t2 |V|^2 that of the mean
+    # curvature, which is blind to a rough landscape: this lies between them
+    curved = 2 * quadratic * math.sqrt(float(np.square(fit.shape).sum()))
+    bend = 2 * (curved + isotropic + even)
+    return 2 / math.sqrt(n) * float((slope - bend) / (slope + bend))
+
+
+def bounded_step(d: FloatArray, p: FloatArray, bound: float) -> tuple[FloatArray, FloatArray, float]:
+    """Mean, precision and eta of the Gaussian that minimises KL(. || target) + eta KL(. || old).
+
+    The target has the mean d and the precision p, the old one 0 and 1. Eta is the smallest with
+    KL(new || old) <= bound: the new precision is (p + eta) / (1 + eta), the new mean p d / (p + eta).
+    """
+
+    def divergence(eta: float) -> float:
+        new = (p + eta) / (1 + eta)
+        return 0.5 * float(np.sum(1 / new - 1 + np.log(new) + np.square(p * d / (p + eta))))
+
+    eta = largest_step(divergence, bound)
+    return p * d / (p + eta), (p + eta) / (1 + eta), eta

@@ -1,0 +1,369 @@
+"""The relevance surrogate: the model against closed forms, its bounds, and what an optimizer makes of it."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from samples import hardship
+from scipy import optimize, stats
+
+import klimb
+from klimb import surrogate
+from klimb.gaussian import unmixed
+from klimb.surrogate import bounded_step, climb, find_twins, fit_surrogate, learn, matched, scaled
+
+
+def draw_pairs(rng, pairs, n):
+    z = rng.standard_normal((pairs, n))
+    return np.stack([z, -z], axis=1).reshape(2 * pairs, n)
+
+
+def in_pairs(count):
+    return matched(np.tile([1, -1], count // 2))
+
+
+def all_alone(count):
+    return matched(np.zeros(count, dtype=np.int64))
+
+
+def quadratic_returns(z, g, H):
+    return z @ g + 0.5 * np.einsum("ij,jk,ik->i", z, H, z)
+
+
+@pytest.mark.parametrize("twins", [in_pairs, all_alone])
+def test_the_fit_is_the_posterior_mean_of_the_gaussian_process(rng, twins):
+    """Against the textbook: kernel and noise written out entry by entry, the predictions read off a grid."""
+    n, N = 3, 24
+    z, t = draw_pairs(rng, N // 2, n), np.array([0.7, 0.4, 0.3, 0.05, 0.2])
+    y, spread = scaled(quadratic_returns(z, rng.standard_normal(n), np.diag([1.0, -2.0, 0.5])) + z[:, 0] ** 3)
+    assert spread > 0
+    A = rng.standard_normal((n, n))
+    W = A @ A.T / np.trace(A @ A.T)
+    fit = fit_surrogate(z, y, twins(N), W, t, full=True)
+    values, axes = np.linalg.eigh(W)
+    V = axes @ np.diag(np.sqrt(0.95 * values + 0.05 / n)) @ axes.T
+    V /= np.trace(V)
+    np.testing.assert_allclose(fit.shape, V, atol=1e-12)
+
+    def kernel(a, b, t):
+        k, q = a @ V @ b, [(x @ x - n) / math.sqrt(2 * n) for x in (a, b)]
+        return t[0] * k + t[1] * k * k + t[2] * q[0] * q[1] + 100.0
+
+    distance = np.array([a @ V @ a for a in z])
+    w = np.maximum(1.0, distance / max(1.0, np.sort(distance)[N // 4])) ** 3
+    # the amplitudes move once before the last solution
+    moved = one_step_of_the_amplitudes(z, y, w, t, twins(N), kernel)
+    K = np.array([[kernel(a, b, moved) for b in z] for a in z])
+    K += noise_matrix(w, moved, twins(N))
+    alpha = np.linalg.solve(K, y)
+
+    def predicted(point):
+        return sum(a * (kernel(x, point, moved) - 100.0) for a, x in zip(alpha, z, strict=True))
+
+    e, zero = np.eye(n), predicted(np.zeros(n))
+    for i in range(n):
+        assert (predicted(e[i]) - predicted(-e[i])) / 2 == pytest.approx(fit.gradient[i], abs=1e-7)
+        for j in range(n):
+            mixed = predicted(e[i] + e[j]) - predicted(e[i]) - predicted(e[j]) + zero
+            assert mixed == pytest.approx(fit.hessian[i, j], abs=1e-6)
+
+
+def noise_matrix(w, t, twins):
+    """Noise t3 w for every row, and t4 w for the even part of twins, half of it for a row alone."""
+    noise = np.diag(t[3] * w)
+    for i, j in zip(twins.first, twins.second, strict=True):
+        noise[np.ix_([i, j], [i, j])] += t[4] * w[i] / 2
+    for i in twins.alone:
+        noise[i, i] += t[4] * w[i] / 2
+    return noise
+
+
+def parts_of_the_covariance(z, w, twins, kernel):
+    """The matrices that the five amplitudes multiply."""
+    unit = np.eye(5)
+    parts = [np.array([[kernel(a, b, unit[m]) - 100.0 for b in z] for a in z]) for m in range(3)]
+    return parts + [noise_matrix(w, unit[m], twins) for m in (3, 4)]
+
+
+def one_step_of_the_amplitudes(z, y, w, t, twins, kernel):
+    parts = parts_of_the_covariance(z, w, twins, kernel)
+    inverse = np.linalg.inv(sum(a * part for a, part in zip(t, parts, strict=True)) + 100.0)
+    alpha = inverse @ y
+    return t * [math.sqrt(alpha @ part @ alpha / np.trace(inverse @ part)) for part in parts]
+
+
+@pytest.mark.parametrize("twins", [in_pairs, all_alone])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_step_of_the_amplitudes_never_lowers_the_likelihood(seed, twins):
+    rng = np.random.default_rng(seed)
+    n, N = 4, 30
+    z = draw_pairs(rng, N // 2, n)
+    y, _ = scaled(quadratic_returns(z, rng.standard_normal(n), np.eye(n)) + rng.standard_normal(N))
+    t = 10.0 ** rng.uniform(-3, 1, 5)
+    V, w = np.eye(n) / n, np.ones(N)
+
+    def kernel(a, b, t):
+        k, q = a @ V @ b, [(x @ x - n) / math.sqrt(2 * n) for x in (a, b)]
+        return t[0] * k + t[1] * k * k + t[2] * q[0] * q[1] + 100.0
+
+    parts = parts_of_the_covariance(z, w, twins(N), kernel)
+
+    def likelihood(t):
+        covariance = sum(a * part for a, part in zip(t, parts, strict=True)) + 100.0
+        return stats.multivariate_normal(np.zeros(N), covariance).logpdf(y)
+
+    after = one_step_of_the_amplitudes(z, y, w, t, twins(N), kernel)
+    assert likelihood(after) >= likelihood(t) - 1e-9
+
+
+def test_held_out_residuals_are_those_of_fits_without_the_episode(rng, monkeypatch):
+    """The skill in closed form against really leaving every pair out, with the amplitudes held fixed."""
+    monkeypatch.setattr(surrogate, "STEPS", 1)
+    n, N = 3, 20
+    z = 0.1 * draw_pairs(rng, N // 2, n)  # so near that all weigh the same
+    y, _ = scaled(quadratic_returns(z, np.ones(n), -np.eye(n)) + 0.05 * rng.standard_normal(N))
+    t, W = np.array([30.0, 10.0, 0.1, 0.02, 0.01]), np.eye(n) / n
+    fit = fit_surrogate(z, y, in_pairs(N), W, t, full=True)
+
+    def kernel(a, b):
+        k = a @ b / n
+        q = [(x @ x - n) / math.sqrt(2 * n) for x in (a, b)]
+        return t[0] * k + t[1] * k * k + t[2] * q[0] * q[1] + 100.0
+
+    K = np.array([[kernel(a, b) for b in z] for a in z])
+    noise = noise_matrix(np.ones(N), t, in_pairs(N))
+    left_out = np.empty(N)
+    for i in range(0, N, 2):
+        out, rest = [i, i + 1], [j for j in range(N) if j not in (i, i + 1)]
+        alpha = np.linalg.solve((K + noise)[np.ix_(rest, rest)], y[rest])
+        left_out[out] = y[out] - K[np.ix_(out, rest)] @ alpha
+    turn = np.kron(np.eye(N // 2), np.array([[1.0, -1.0], [1.0, 1.0]]) / math.sqrt(2))
+    weight = np.tile([1 / t[3], 1 / (t[3] + t[4])], N // 2)
+    parts, constant = turn @ y, turn @ np.ones(N)
+    mean = (weight * constant) @ parts / ((weight * constant) @ constant)
+    before = weight * (parts - mean * constant) ** 2
+    after = weight * (turn @ left_out) ** 2
+    share = 1 - after.sum() / before.sum()
+    error = math.sqrt(N) * np.std(before - after - share * before) / before.sum()
+    expected = share - error / 2
+    assert 0.1 < expected < 0.999
+    assert fit.skill == pytest.approx(expected, rel=1e-6)
+
+
+def test_enough_episodes_reveal_the_quadratic(rng):
+    n, N = 5, 120
+    g, H = rng.standard_normal(n), -np.diag([4.0, 1.0, 0.5, 0.0, 0.0])
+    z = draw_pairs(rng, N // 2, n)
+    y, spread = scaled(quadratic_returns(z, g, H))
+    W, t = np.eye(n) / n, None
+    for _ in range(15):
+        fit = fit_surrogate(z, y, in_pairs(N), W, t, full=True)
+        t = fit.amplitudes
+    np.testing.assert_allclose(fit.gradient * spread, g, atol=1e-3)
+    np.testing.assert_allclose(fit.hessian * spread, H, atol=1e-2)
+    assert fit.skill > 0.99
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_pure_noise_has_no_skill_and_moves_the_mean_hardly(rng, full):
+    n = 10
+    prior = unmixed(np.zeros(n), np.ones(n))
+    memory, steps = None, []
+    for _ in range(20):
+        z = draw_pairs(rng, 50, n)
+        learned = learn(prior, z, rng.standard_normal(100), in_pairs(100), full, memory, 100)
+        memory = learned.memory
+        steps.append((learned.skill, learned.posterior.mean @ learned.posterior.mean))
+    skill, step = np.mean(steps, axis=0)
+    assert skill < 0.05
+    assert step < 0.1
+
+
+@given(st.integers(0, 10**6), st.integers(1, 8), st.floats(1e-3, 1e3))
+def test_the_climb_is_the_best_step_of_its_length(seed, n, bound):
+    rng = np.random.default_rng(seed)
+    g, h = rng.standard_normal(n), rng.standard_normal(n) * 10.0 ** rng.uniform(-3, 3)
+    d = climb(g, h, bound)
+    assert d @ d / 2 <= bound * (1 + 1e-9)
+
+    def gained(step):
+        return g @ step + 0.5 * h @ step**2
+
+    for _ in range(50):
+        other = rng.standard_normal(n)
+        other *= math.sqrt(2 * bound) * rng.random() ** (1 / n) / np.linalg.norm(other)
+        assert gained(d) >= gained(other) - 1e-9 * (1 + abs(gained(other)))
+
+
+@given(st.integers(0, 10**6), st.floats(1e-2, 1e3))
+def test_the_whole_update_keeps_its_bound_and_uses_it_where_it_counts(seed, bound):
+    rng = np.random.default_rng(seed)
+    d, p = 10.0 ** rng.uniform(-2, 3) * rng.standard_normal(6), 10.0 ** rng.uniform(-2, 2, 6)
+
+    def divergence(mean, precision):
+        return 0.5 * np.sum(1 / precision - 1 + np.log(precision) + mean**2)
+
+    mean, precision, eta = bounded_step(d, p, bound)
+    assert divergence(mean, precision) <= bound * (1 + 1e-9)
+    if divergence(d, p) <= bound:
+        assert eta == 0
+        np.testing.assert_allclose(mean, d)
+    else:
+        assert divergence(mean, precision) == pytest.approx(bound, rel=1e-6)
+
+
+def test_the_bounded_update_minimises_what_it_says():
+    d, p, bound = np.array([3.0, -1.0]), np.array([4.0, 0.6]), 0.7
+    mean, precision, eta = bounded_step(d, p, bound)
+
+    def objective(x):
+        m, s = x[:2], np.exp(x[2:])  # of the new Gaussian: mean and precision
+        to_target = 0.5 * np.sum(p / s - 1 + np.log(s / p) + p * (m - d) ** 2)
+        to_old = 0.5 * np.sum(1 / s - 1 + np.log(s) + m**2)
+        return to_target + eta * to_old
+
+    best = optimize.minimize(objective, np.zeros(4), tol=1e-12)
+    np.testing.assert_allclose(best.x[:2], mean, atol=1e-4)
+    np.testing.assert_allclose(np.exp(best.x[2:]), precision, atol=1e-3)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 40), st.integers(1, 5))
+def test_twins_are_found_in_any_order_and_others_are_left_alone(seed, N, n):
+    rng = np.random.default_rng(seed)
+    z = draw_pairs(rng, (N + 1) // 2, n)[:N] * 10.0 ** rng.uniform(-6, 6)
+    shuffled = z[rng.permutation(N)]
+    order, twin = find_twins(shuffled)
+    assert sorted(order) == list(range(N))
+    twins = matched(twin)
+    assert twins.first.size == N // 2
+    assert twins.alone.size == N % 2
+    ordered = shuffled[order]
+    np.testing.assert_array_equal(ordered[twins.first], -ordered[twins.second])
+
+
+def test_a_pair_cut_in_two_is_two_that_are_alone():
+    twins = matched(np.array([-1, 1, -1, 0, 1]))
+    np.testing.assert_array_equal(twins.first, [1])
+    np.testing.assert_array_equal(twins.alone, [0, 3, 4])
+
+
+def bowl(theta):
+    return -np.square(theta[:, :3] - 0.5).sum(1)
+
+
+def run(optimizer, f, updates, batch=8):
+    for _ in range(updates):
+        theta = optimizer.ask(batch)
+        info = optimizer.tell(theta, f(theta))
+    return info
+
+
+@pytest.mark.parametrize("covariance", ["full", "diagonal"])
+@pytest.mark.parametrize("batch", [2, 3, 8, 31, 250])
+def test_any_number_of_episodes_at_a_time_will_do(batch, covariance):
+    optimizer = klimb.Optimizer(klimb.auto(covariance), mean=np.zeros(12), std=0.5, seed=0)
+    run(optimizer, bowl, max(4, 600 // batch), batch)
+    assert bowl(optimizer.mean[None])[0] > -1e-2
+
+
+def test_what_matters_is_found_under_the_names_of_the_parameters():
+    def f(theta):
+        return -10 * np.square(theta[:, 7] - 1) - np.square(theta[:, 2] + theta[:, 4])
+
+    optimizer = klimb.Optimizer(klimb.auto(), mean=np.zeros(20), std=0.5, seed=0)
+    info = run(optimizer, f, 20)
+    assert set(np.argsort(info.relevance)[-3:]) == {2, 4, 7}
+    assert info.relevance.sum() == pytest.approx(1)
+    assert info.relevance[[2, 4, 7]].sum() > 0.5
+    assert info.effectiveness.shape == (20,)
+
+
+@given(st.integers(0, 10**6))
+def test_the_divergence_stays_within_what_the_skill_allows(seed):
+    rng = np.random.default_rng(seed)
+    optimizer = klimb.Optimizer(klimb.auto(), mean=np.zeros(5), std=1.0, seed=seed)
+    for _ in range(6):
+        theta = optimizer.ask(6)
+        info = optimizer.tell(theta, bowl(theta) * 10.0 ** rng.uniform(-3, 3) + rng.standard_normal(6))
+        assert info.kl <= 4 / (1 - info.skill) * (1 + 1e-6)
+
+
+def test_scale_and_offset_of_the_returns_do_not_matter():
+    runs = []
+    for scale, offset in ((1.0, 0.0), (2.0**40, 0.0), (2.0**-40, 0.0), (1.0, 64.0)):
+        optimizer = klimb.Optimizer(klimb.auto(), mean=np.zeros(6), std=0.5, seed=0)
+        run(optimizer, lambda theta, a=scale, b=offset: a * bowl(theta) + b, 1, 60)
+        runs.append(optimizer.mean)
+    for other in runs[1:]:
+        np.testing.assert_allclose(other, runs[0], atol=1e-6)
+
+
+def test_a_lost_twin_still_counts_and_order_does_not():
+    a, b, c = (klimb.Optimizer(klimb.auto(), mean=np.zeros(4), std=0.5, seed=0) for _ in range(3))
+    theta = a.ask(12)
+    returns = bowl(theta)
+    a.tell(theta, returns)
+    order = np.random.default_rng(0).permutation(12)
+    b.tell(theta[order], returns[order])
+    np.testing.assert_allclose(a.mean, b.mean, atol=1e-9)
+    lost = returns.copy()
+    lost[3] = np.nan
+    info = c.tell(theta, lost)
+    assert (info.n_used, info.n_failed) == (11, 1)
+    assert info.effective_sample_size == 11
+    assert not np.allclose(c.mean, a.mean)
+
+
+def test_episodes_from_elsewhere_warm_start_the_search(rng):
+    optimizer = klimb.Optimizer(klimb.auto(), mean=np.zeros(6), std=0.3, seed=0)
+    old = rng.uniform(-1, 1, (300, 6))
+    optimizer.tell(old, bowl(old))
+    assert bowl(optimizer.mean[None])[0] > -0.3
+    many = rng.uniform(-1, 1, (5000, 6))  # more than it can look at: the nearest count
+    info = optimizer.tell(many, bowl(many))
+    assert info.n_used == 5000
+    assert len(optimizer.state.kept.returns) == optimizer.algorithm.reuse
+
+
+def test_many_parameters_take_a_diagonal_covariance():
+    optimizer = klimb.Optimizer(klimb.auto(), mean=np.zeros(3000), std=0.3, seed=0)
+    assert optimizer.algorithm.covariance == "diagonal"
+    start = bowl(optimizer.mean[None])[0]
+    info = run(optimizer, bowl, 15, 20)
+    assert bowl(optimizer.mean[None])[0] > start + 0.1
+    assert optimizer.belief.mixed.size == 0
+    assert info.relevance.shape == (3000,)
+
+
+def test_settings_that_mean_nothing_to_it_are_refused():
+    with pytest.raises(ValueError, match="unknown setting 'epsilon' of auto"):
+        klimb.make_algorithm("auto", epsilon=1.0)
+    with pytest.raises(ValueError, match="covariance must be one of"):
+        klimb.auto("round")
+    with pytest.raises(ValueError, match="covariance must be one of"):
+        klimb.creps(covariance=None)
+    with pytest.raises(ValueError, match="reuse must be a whole number"):
+        klimb.auto(reuse=-1)
+
+
+def test_a_study_says_what_matters_by_name_and_resumes_to_the_bit(tmp_path):
+    names = ["hip", "knee", "toe", "ear", "nose", "tail"]
+    start = {"names": names, "mean": 0.0, "std": 0.5, "seed": 0}
+    with klimb.Study.create(tmp_path / "a.db", klimb.auto(), **start) as study:
+        for _ in range(30):
+            episodes = study.ask_many(8)
+            theta = np.array([episode.parameters for episode in episodes])
+            study.tell_many(episodes, -9 * np.square(theta[:, 3] - 1) - np.square(theta[:, 0]))
+        status = study.status()
+        assert (study.settings.batch, status.updates) == (8, 30)
+        assert {name for name, _ in status.matters[:2]} == {"ear", "hip"}
+        mean = study.optimizer.mean
+    plain = klimb.Optimizer(klimb.auto(), mean=np.zeros(6), std=0.5, seed=0)
+    run(plain, lambda theta: -9 * np.square(theta[:, 3] - 1) - np.square(theta[:, 0]), 30)
+    np.testing.assert_allclose(plain.mean, mean, atol=1e-6)
+
+
+def test_adverse_returns_do_no_harm():
+    assert hardship(400, seed=1) == 0
