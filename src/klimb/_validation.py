@@ -104,3 +104,21 @@ def samples(name: str, value: ArrayLike, n_parameters: int) -> FloatArray:
             f"{array[row, place]}; leave that row out."
         )
     return array
+
+
+def told(theta: ArrayLike, returns: ArrayLike, n: int) -> tuple[FloatArray, FloatArray]:
+    """Check what a search is told: parameter vectors (N, n) and their returns (N,), NaN where one failed."""
+    theta = samples("theta", theta, n)
+    returns = numbers("returns", returns)
+    if returns.shape != theta.shape[:1]:
+        raise ValueError(
+            f"returns must be one number per row of theta, shape {theta.shape[:1]}, "
+            f"but their shape is {returns.shape}."
+        )
+    if np.isposinf(returns).any():
+        place = int(np.flatnonzero(np.isposinf(returns))[0])
+        raise ValueError(
+            f"returns[{place}] is +infinity, which no episode can beat; mark a failed episode with NaN, "
+            "or bound the return."
+        )
+    return theta, returns

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from klimb._blas import single_threaded
-from klimb._validation import FloatArray, lookup, numbers, samples, whole
+from klimb._validation import FloatArray, lookup, numbers, told, whole
 from klimb.algorithms import auto
 from klimb.effectiveness import Effectiveness
 from klimb.gaussian import Gaussian, diagonal, from_covariance
@@ -156,19 +156,7 @@ class Optimizer:
         out; at least two good ones are needed (for CEM, as many as its elites). On a ValueError the optimizer
         is as it was before.
         """
-        theta = samples("theta", theta, self.n_parameters)
-        returns = numbers("returns", returns)
-        if returns.shape != theta.shape[:1]:
-            raise ValueError(
-                f"returns must be one number per row of theta, shape {theta.shape[:1]}, "
-                f"but their shape is {returns.shape}."
-            )
-        if np.isposinf(returns).any():
-            place = int(np.flatnonzero(np.isposinf(returns))[0])
-            raise ValueError(
-                f"returns[{place}] is +infinity, which no episode can beat; mark a failed episode with NaN, "
-                "or bound the return."
-            )
+        theta, returns = told(theta, returns, self.n_parameters)
         good = np.isfinite(returns)
         n_good = int(good.sum())
         fewest = self._algorithm.fewest
@@ -519,39 +507,18 @@ def maximize(
         optimizer = algorithm.start(mean=mean, std=std, batch=batch, seed=seed)
     if asynchronous:
         return _maximize_asynchronously(submitting(f), optimizer, episodes, batch, callback)
-    best_parameters, best_return = optimizer.mean, -np.inf
-    curve: list[tuple[float, ...]] = []
-    spent = n_failed = 0
+    tally = Tally(optimizer, callback)
     nothing = np.empty((0, optimizer.n_parameters)), np.empty(0)
     waiting = nothing
-    while spent + batch <= episodes:
+    while tally.spent + batch <= episodes:
         if isinstance(optimizer, Optimizer):
             tried = _draw_batch(f, optimizer, batch, *waiting)
         else:
-            tried = _converse(f, optimizer, batch, spent)
-        if not tried.fresh:
+            tried = _converse(f, optimizer, batch, tally.spent)
+        if not tried.fresh or tally.add(tried) or tried.fresh < batch:  # fewer: it has come to its end
             break
-        theta, returns = tried.theta, tried.returns
-        good = np.isfinite(returns)
-        spent += tried.fresh
-        n_failed += tried.fresh - int(good[-tried.fresh :].sum())
-        if good.any() and returns[good].max() > best_return:
-            top = int(np.argmax(np.where(good, returns, -np.inf)))
-            best_parameters, best_return = theta[top].copy(), float(returns[top])
-        if tried.told and good.any():
-            mean_return, failed = float(returns[good].mean()), good.size - int(good.sum())
-            curve.append((spent, mean_return, best_return, tried.info.kl, optimizer.entropy, failed))
-        if callback is not None:
-            progress = Progress(optimizer, tried.info, theta, returns, spent, best_return)
-            if callback(progress) is True:
-                break
-        if tried.fresh < batch:  # it has come to its end
-            break
-        waiting = nothing if tried.told else (theta, returns)
-    if not curve:
-        raise RuntimeError(f"only {spent - n_failed} of {spent} episodes were good: nothing to learn from.")
-    made = np.array(curve, dtype=CURVE)
-    return Result(optimizer.mean, best_parameters, best_return, made, spent, n_failed, optimizer)
+        waiting = nothing if tried.told else (tried.theta, tried.returns)
+    return tally.result()
 
 
 class Batch(NamedTuple):
@@ -566,6 +533,42 @@ class Batch(NamedTuple):
     """Whether they were learned from."""
 
 
+class Tally:
+    """What has come of a search so far, batch by batch."""
+
+    def __init__(self, optimizer: Learner, callback: Callable[[Progress], object] | None) -> None:
+        self.optimizer, self.callback = optimizer, callback
+        self.spent = self.n_failed = 0
+        self.best_parameters, self.best_return = optimizer.mean, -np.inf
+        self.curve: list[tuple[float, ...]] = []
+
+    def add(self, tried: Batch) -> bool:
+        """Take in a batch, and tell the callback; whether the search is to end."""
+        theta, returns, good = tried.theta, tried.returns, np.isfinite(tried.returns)
+        self.spent += tried.fresh
+        self.n_failed += tried.fresh - int(good[-tried.fresh :].sum())
+        if good.any() and returns[good].max() > self.best_return:
+            top = int(np.argmax(np.where(good, returns, -np.inf)))
+            self.best_parameters, self.best_return = theta[top].copy(), float(returns[top])
+        if tried.told and good.any():
+            mean_return, failed = float(returns[good].mean()), good.size - int(good.sum())
+            entropy = self.optimizer.entropy
+            self.curve.append((self.spent, mean_return, self.best_return, tried.info.kl, entropy, failed))
+        if self.callback is None:
+            return False
+        progress = Progress(self.optimizer, tried.info, theta, returns, self.spent, self.best_return)
+        return self.callback(progress) is True
+
+    def result(self) -> Result:
+        """What was found."""
+        if not self.curve:
+            n_good = self.spent - self.n_failed
+            raise RuntimeError(f"only {n_good} of {self.spent} episodes were good: nothing to learn from.")
+        made = np.array(self.curve, dtype=CURVE)
+        best = self.best_parameters, self.best_return
+        return Result(self.optimizer.mean, *best, made, self.spent, self.n_failed, self.optimizer)
+
+
 def _draw_batch(
     f: Callable[[FloatArray], float] | Evaluates,
     optimizer: Optimizer,
@@ -578,11 +581,16 @@ def _draw_batch(
     seeds = batch_seed(optimizer.seed, optimizer.iteration, len(theta), batch)
     theta = np.vstack([theta, asked])
     returns = np.append(returns, _evaluate(f, asked, seeds))
+    return _learn(optimizer, theta, returns, batch)
+
+
+def _learn(optimizer: Optimizer, theta: FloatArray, returns: FloatArray, fresh: int) -> Batch:
+    """Learn from episodes, if enough of them are good."""
     n_good = int(np.isfinite(returns).sum())
     if n_good < optimizer.algorithm.fewest:
         info = UpdateInfo(n_failed=returns.size - n_good, informative=False)
-        return Batch(theta, returns, batch, info, told=False)
-    return Batch(theta, returns, batch, optimizer.tell(theta, returns), told=True)
+        return Batch(theta, returns, fresh, info, told=False)
+    return Batch(theta, returns, fresh, optimizer.tell(theta, returns), told=True)
 
 
 def _converse(
@@ -612,16 +620,15 @@ def _maximize_asynchronously(
     """Maximise with updates from the first `batch` returns to come, whichever samples they are of."""
     if not isinstance(optimizer, Optimizer):
         raise ValueError("a baseline learns from whole batches: leave asynchronous out.")
-    best_parameters, best_return = optimizer.mean, -np.inf
-    curve: list[tuple[float, ...]] = []
+    tally = Tally(optimizer, callback)
     planned = episodes // batch * batch
-    submitted = spent = n_failed = asked = 0
+    submitted = asked = 0
     flying: dict[int, FloatArray] = {}
     # what came back and has not been learned from
     theta, returns = np.empty((0, optimizer.n_parameters)), np.empty(0)
     wanted = batch  # how many returns the next update needs; more after a batch with too few good ones
     try:
-        while spent < planned:
+        while tally.spent < planned:
             # one more for each worker than the update needs: so none waits, and few samples are late
             fresh = min(wanted + workers.count - len(flying) - len(returns), planned - submitted)
             if fresh > 0:
@@ -634,32 +641,16 @@ def _maximize_asynchronously(
             ended, values, *_ = workers.collect(wanted - len(returns))
             theta = np.vstack([theta, *(flying.pop(ticket) for ticket in ended.tolist())])
             returns = np.append(returns, values)
-            spent += batch
-            used, given = theta[:wanted], returns[:wanted]
-            good = np.isfinite(given)
-            n_failed += batch - int(good[-batch:].sum())
-            if good.any() and given[good].max() > best_return:
-                top = int(np.argmax(np.where(good, given, -np.inf)))
-                best_parameters, best_return = used[top].copy(), float(given[top])
-            told = good.sum() >= optimizer.algorithm.fewest
-            info = UpdateInfo(n_failed=good.size - int(good.sum()), informative=False)
-            if told:
-                info = optimizer.tell(used, given)
-                mean_return = float(given[good].mean())
-                curve.append((spent, mean_return, best_return, info.kl, optimizer.entropy, info.n_failed))
+            tried = _learn(optimizer, theta[:wanted], returns[:wanted], batch)
+            if tried.told:
                 theta, returns, wanted, asked = theta[wanted:], returns[wanted:], batch, 0
             else:
                 wanted += batch
-            if callback is not None:
-                progress = Progress(optimizer, info, used, given, spent, best_return)
-                if callback(progress) is True:
-                    break
+            if tally.add(tried):
+                break
     finally:
         workers.abandon()
-    if not curve:
-        raise RuntimeError(f"fewer than 2 of {spent} episodes were good: nothing to learn from.")
-    made = np.array(curve, dtype=CURVE)
-    return Result(optimizer.mean, best_parameters, best_return, made, spent, n_failed, optimizer)
+    return tally.result()
 
 
 def submitting(f: Any) -> Submits:

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from klimb._blas import single_threaded
-from klimb._validation import FloatArray, numbers, samples, vector, whole
+from klimb._validation import FloatArray, numbers, told, vector, whole
 from klimb.algorithms import make_algorithm
 from klimb.gaussian import diagonal
 from klimb.optimizer import get_arrays, put_arrays, replace_file
@@ -171,15 +171,7 @@ class Conversation:
 
         A return of NaN or -infinity is a failed episode. With the last answer of a batch the search goes on.
         """
-        theta = samples("theta", theta, self.n_parameters)
-        returns = numbers("returns", returns)
-        if returns.shape != theta.shape[:1]:
-            raise ValueError(
-                f"returns must be one number per row of theta, shape {theta.shape[:1]}, "
-                f"but their shape is {returns.shape}."
-            )
-        if np.isposinf(returns).any():
-            raise ValueError("returns must not be +infinity; mark a failed episode with NaN.")
+        theta, returns = told(theta, returns, self.n_parameters)
         open_places: dict[bytes, list[int]] = {}
         for place in range(self._handed - 1, -1, -1):
             if not self._answered[place]:
