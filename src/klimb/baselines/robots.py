@@ -23,7 +23,7 @@ class AirHockeyArena:
         self.count = count
         self.low, self.high = -np.ones(3), np.ones(3)
         self._puck = task.puck
-        model = load_model(air_hockey.MODEL)
+        model = load_model(air_hockey.MODEL, drawn=False)
         self._simulations = Simulations(model, count, air_hockey.SUBSTEPS, task.threads)
         self._strokes = np.zeros(count)
 

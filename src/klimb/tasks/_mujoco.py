@@ -51,9 +51,14 @@ _STATE = int(mujoco.mjtState.mjSTATE_QPOS) | int(mujoco.mjtState.mjSTATE_QVEL)
 
 
 @functools.cache
-def load_model(file: str) -> mujoco.MjModel:
-    """Compile the model that an XML file beside the task modules describes; once, so never change it."""
-    return mujoco.MjModel.from_xml_string((resources.files("klimb.tasks") / file).read_text("utf-8"))
+def load_model(file: str, *, drawn: bool = True) -> mujoco.MjModel:
+    """Compile the model that an XML file beside the task modules describes; once, so never change it.
+
+    Not `drawn`, it lacks what is only to be looked at: a step costs less, and no number changes.
+    """
+    spec = mujoco.MjSpec.from_string((resources.files("klimb.tasks") / file).read_text("utf-8"))
+    spec.compiler.discardvisual = not drawn
+    return spec.compile()
 
 
 def roll_out(

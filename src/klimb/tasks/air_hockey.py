@@ -286,9 +286,8 @@ class AirHockey:
             playing: BoolArray = outcomes[rows] == PLAYING
             return playing
 
-        failed = roll_out(
-            load_model(MODEL), initial, torques(actions), score, substeps=SUBSTEPS, threads=self.threads
-        )
+        model = load_model(MODEL, drawn=False)
+        failed = roll_out(model, initial, torques(actions), score, substeps=SUBSTEPS, threads=self.threads)
         returns[failed] = np.nan
         return (returns, (outcomes == GOAL) & ~failed) if return_success else returns
 
