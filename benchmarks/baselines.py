@@ -44,6 +44,7 @@ SPHERE: dict[str, tuple[dict[str, Any], int]] = {
     "cma-es": ({}, 10),
     "sep-cma": ({}, 10),
     "vkd-cma": ({}, 10),
+    "cr-fm-nes": ({}, 10),
     "ars": ({}, 32),
 }
 

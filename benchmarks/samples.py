@@ -74,6 +74,7 @@ ROWS = {
     "cma-es": Row("cma-es"),
     "sep-cma": Row("sep-cma"),
     "vkd-cma": Row("vkd-cma"),
+    "cr-fm-nes": Row("cr-fm-nes"),
     "ars": Row("ars"),
     "nelder-mead": Row("nelder-mead"),
     "random-search": Row("random-search"),

@@ -19,7 +19,7 @@ needs_cma = pytest.mark.skipif(find_spec("cma") is None, reason="needs pip insta
 CMA = ["cma-es", "sep-cma", "vkd-cma"]
 SEARCHES = [
     *(pytest.param(name, marks=needs_cma) for name in CMA),
-    *("nelder-mead", "l-bfgs", "random-search", "ars"),
+    *("cr-fm-nes", "nelder-mead", "l-bfgs", "random-search", "ars"),
 ]
 
 
@@ -242,6 +242,7 @@ def test_random_search_keeps_the_best_of_the_start_distribution():
         ("nelder-mead", {}, 50, 600),
         ("l-bfgs", {}, 50, 50),
         *(pytest.param(name, {}, 10, 1300, marks=needs_cma) for name in CMA),
+        ("cr-fm-nes", {}, 10, 800),
         ("ars", {}, 32, 9000),
     ],
 )
@@ -359,6 +360,10 @@ def test_same_seed_is_the_same_run(name):
     [
         pytest.param("cma-es", {"batch": 3}, "at least 4, but 3 came; nelder-mead", marks=needs_cma),
         pytest.param("vkd-cma", {"n": 1}, "at least 2 parameters", marks=needs_cma),
+        ("cr-fm-nes", {"n": 1}, "at least 2 parameters; nelder-mead"),
+        ("cr-fm-nes", {"batch": 7}, "must be even, but 7 came"),
+        ("cr-fm-nes", {"batch": 2}, "at least 4, but 2 came; nelder-mead"),
+        ("cr-fm-nes", {"sigma": 1}, "unknown setting 'sigma'"),
         ("ars", {"batch": 7}, "must be even"),
         ("ars", {"n_top": 6}, "n_top must be at most the number of directions, 5"),
         ("ars", {"version": "v3"}, "version must be one of"),

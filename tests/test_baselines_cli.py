@@ -68,7 +68,7 @@ def test_every_baseline_runs_and_answers_in_strict_json(name, tmp_path):
 def test_defaults_are_the_papers_where_it_has_any(name):
     settings, batch = usual_settings("lqr", name, 100)
     data = answer("lqr", "-a", name, "--episodes", 200 if name in STEPWISE else 120)
-    assert data["batch"] == batch or name in ("cma-es", "sep-cma", "vkd-cma")
+    assert data["batch"] == batch or name in ("cma-es", "sep-cma", "vkd-cma", "cr-fm-nes")
     assert data["settings"].items() >= settings.items()
     if name in STEPWISE:
         assert data["std"] is None

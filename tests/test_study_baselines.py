@@ -15,7 +15,7 @@ import klimb
 from klimb.baselines import Conversation, first_policy, train
 from klimb.study import file as study_file
 
-TELLING = ["cma-es", "sep-cma", "vkd-cma", "nelder-mead", "l-bfgs", "random-search", "ars"]
+TELLING = ["cma-es", "sep-cma", "vkd-cma", "cr-fm-nes", "nelder-mead", "l-bfgs", "random-search", "ars"]
 ACTING = {"ppo": {}, "trpo": {}, "reinforce": {}, "ars": {"version": "v2-t"}}
 START = {"mean": np.zeros(3), "std": 1.0, "seed": 3}
 
@@ -242,6 +242,7 @@ def test_clipped_parameters_are_executed_and_told_for_the_drawn_ones(path):
         ("cma-es", {"batch": 3}, "at least 4"),
         ("cma-es", {"std": None, "covariance": np.eye(3)}, "starts from std"),
         ("ars", {"batch": 7}, "even"),
+        ("cr-fm-nes", {"batch": 7}, "even"),
         ("nelder-mead", {"repeats": 0}, "repeats"),
         ("reinforce", {}, "no std, bounds and repeats"),
         ("reinforce", {"std": None, "seed": None}, "first_policy"),
@@ -254,7 +255,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_made(path, name, settings, mat
 
 
 def test_the_batch_is_the_usual_one_unless_given(tmp_path):
-    for name, batch in {"cma-es": 7, "nelder-mead": 50, "ars": 32}.items():
+    for name, batch in {"cma-es": 7, "cr-fm-nes": 8, "nelder-mead": 50, "ars": 32}.items():
         with make(tmp_path / f"{name}.db", name) as study:
             assert study.settings.batch == batch
     with make(tmp_path / "one.db", "nelder-mead", batch=1) as study:
@@ -447,7 +448,7 @@ def test_success_is_kept_beside_the_return(path):
 # the command line
 
 
-@pytest.mark.parametrize("name", ["vkd-cma", "l-bfgs", "nelder-mead", "reinforce"])
+@pytest.mark.parametrize("name", ["vkd-cma", "cr-fm-nes", "l-bfgs", "nelder-mead", "reinforce"])
 def test_a_run_with_a_study_is_the_same_run_and_resumes_to_the_same(tmp_path, name):
     words = ("lqr", "--option", "n_states=3", "-a", name, "--batch", 10, "--quiet")
     plain = run(*words, "--episodes", 60)

@@ -276,6 +276,7 @@ BASELINES: dict[str, Algorithm] = {
     "vkd-cma": Algorithm(
         "klimb.baselines.evolution:vkd_cma", None, "Akimoto & Hansen 2016; pycma", extra="peers"
     ),
+    "cr-fm-nes": Algorithm("klimb.baselines.cr_fm_nes:cr_fm_nes", None, "Nomura & Ono 2022"),
     "nelder-mead": Algorithm("klimb.baselines.classic:nelder_mead", 50, "Nelder & Mead 1965; scipy"),
     "l-bfgs": Algorithm("klimb.baselines.classic:l_bfgs", 50, "Byrd et al. 1995; scipy"),
     "random-search": Algorithm("klimb.baselines.random_search:random_search", 50, "Brooks 1958"),
