@@ -12,7 +12,17 @@ from scipy import optimize, stats
 import klimb
 from klimb import surrogate
 from klimb.gaussian import unmixed
-from klimb.surrogate import bounded_step, climb, find_twins, fit_surrogate, learn, matched, scaled
+from klimb.surrogate import (
+    bounded_step,
+    climb,
+    find_twins,
+    fit_surrogate,
+    gather,
+    learn,
+    matched,
+    on_plateau,
+    scaled,
+)
 
 
 def draw_pairs(rng, pairs, n):
@@ -179,6 +189,48 @@ def test_pure_noise_has_no_skill_and_moves_the_mean_hardly(rng, full):
     skill, step = np.mean(steps, axis=0)
     assert skill < 0.05
     assert step < 0.1
+
+
+def test_a_plateau_is_where_half_of_the_returns_are_the_worst():
+    assert on_plateau(np.array([-100.0, -100.0, -60.0, -59.0]))
+    assert not on_plateau(np.array([-100.0, -100.0, -60.0, -59.0, -58.0]))
+    assert not on_plateau(np.array([-60.0, -60.0, -100.0]))  # the best may be shared by any number
+
+
+@given(st.integers(0, 10**6), st.floats(-300, 300))
+def test_above_a_plateau_the_mean_goes_to_the_middle_and_closes_in_there(seed, exponent):
+    rng = np.random.default_rng(seed)
+    z, above = rng.standard_normal((40, 6)), rng.uniform(0.1, 1.0, 3)
+    returns = np.full(40, -2.0)
+    returns[:3] += above
+    middle = above @ z[:3] / above.sum()
+    d, scale = gather(z + 0.0, returns * 10.0**exponent)
+    length = min(np.linalg.norm(middle), math.sqrt(8.0))  # 4 nats
+    np.testing.assert_allclose(d, middle / np.linalg.norm(middle) * length, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(scale, -2 / math.sqrt(6) if np.linalg.norm(middle) <= math.sqrt(8.0) else 0.0)
+    d, scale = gather(z * 100.0, returns)
+    np.testing.assert_allclose(np.linalg.norm(d), math.sqrt(8.0))
+    assert scale == 0.0
+
+
+@pytest.mark.parametrize("covariance", ["full", "diagonal"])
+def test_a_rare_success_is_found_again_and_made_sure_of(covariance):
+    """Success is worth 1 and comes to one in some dozens; all else is worth 0."""
+    found = []
+    for seed in range(4):
+        target = np.random.default_rng(seed).standard_normal(10)
+        target *= 0.8 / np.linalg.norm(target)
+
+        def succeed(theta, target=target):
+            return 1.0 * (np.linalg.norm(theta - target, axis=-1) < 1.9)
+
+        first = succeed(np.random.default_rng(1).standard_normal((2000, 10))).mean()
+        assert 0.005 < first < 0.2
+        result = klimb.maximize(
+            succeed, klimb.auto(covariance), mean=np.zeros(10), std=1.0, episodes=600, seed=seed
+        )
+        found.append(succeed(result.optimizer.sample(np.random.default_rng(2), 500)).mean())
+    assert min(found) > 0.95
 
 
 @given(st.integers(0, 10**6), st.integers(1, 8), st.floats(1e-3, 1e3))

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from klimb._validation import FloatArray, IntArray, numbers, one_of, share, whole
 from klimb.effectiveness import Effectiveness, resolve
 from klimb.gaussian import Gaussian, from_whitened, unmixed
-from klimb.surrogate import Memory, find_twins, learn, matched
+from klimb.surrogate import FEWEST_KEPT, MOST_KEPT, Memory, find_twins, learn, matched
 from klimb.updates import CrossEntropy, ModelBased, RelevanceSurrogate, Update, UpdateInfo
 
 # A full covariance beyond this number of parameters would take more than 12 GB.
@@ -37,10 +37,6 @@ GOLDEN_JUMP = 0x9E3779B97F4A7C15F39CC0605CEDC835
 
 # With a full covariance, the surrogate's update takes a second from about here on.
 LARGEST_FULL_SURROGATE = 1000
-
-# Episodes that the surrogate keeps: enough for a gradient twice over; a quadratic of 20 parameters has 231
-# unknowns. Beyond the largest number an update would take too long, as it grows with the third power.
-FEWEST_KEPT, MOST_KEPT = 200, 1000
 
 # Of more new episodes than this the surrogate takes those nearest to the belief.
 MOST_AT_ONCE = 2000

@@ -31,6 +31,9 @@ from klimb._validation import FloatArray, IntArray
 from klimb.fitting import largest_step
 from klimb.gaussian import Gaussian, from_whitened, unmixed
 
+# Episodes that are kept: 2 n, enough for a gradient twice over, but so many at least and at most. A quadratic
+# of 20 parameters has 231 unknowns; the time that an update takes grows with the third power.
+FEWEST_KEPT, MOST_KEPT = 200, 1000
 # Amplitudes start as shares of the variance: of the linear, the quadratic, the isotropic part and of noise.
 FIRST_SHARES = (0.3, 0.1, 0.1, 0.3, 0.3)
 # A share below this is as good as none; above, the returns at hand are all but equal.
@@ -178,22 +181,27 @@ def learn(
     fit = fit_surrogate(samples / std, y, twins, W, t, full)
     unit = math.sqrt(fit.variance)
     g, H, Q = fit.gradient / unit, fit.hessian / unit, fit.skill
-    # each direction has its share of the held-out error: where the slope is no more, a step is about 1
-    doubt = math.sqrt((1 - Q) / n)
-    if full:
-        h, axes = np.linalg.eigh(H)
-        climbed = climb(axes.T @ g, h - doubt, Q / (1 - Q))
+    h, axes = np.linalg.eigh(H) if full else (H, None)
+    if on_plateau(returns):
+        d, scale = gather(samples / std, returns)
+        climbed = d if axes is None else axes.T @ d
     else:
-        h = H
-        climbed = climb(g, h - doubt, Q / (1 - Q))
+        # each direction has its share of the held-out error: where the slope is no more, a step is about 1
+        doubt = math.sqrt((1 - Q) / n)
+        # without skill, by the share of new episodes: noise must not stop the search for good
+        bound = max(Q / (1 - Q), n_new / max(FEWEST_KEPT, len(y)))
+        climbed = climb(g if axes is None else axes.T @ g, h - doubt, bound)
+        scale = widening(fit, n)
+        if scale > 0:  # few episodes are no reason to try anything bolder than what was asked for
+            scale *= min(1.0, len(y) / FEWEST_KEPT)
     # the target: as much of the curvature as the skill supports, positive definite by construction
     explained = float(g @ g + np.square(h).sum() / 2)
     phi = min(1.0, Q / explained) if explained > 0 else 0.0
-    p = (1 - phi * h / max(1.0, 2 * float(h.max()))) * math.exp(-2 * widening(fit, n))
+    p = (1 - phi * h / max(1.0, 2 * float(h.max()))) * math.exp(-2 * scale)
     d, p, eta = bounded_step(climbed, p, LARGEST_STEP / (1 - Q))
 
     rate = n_new / (n_new + 2 * len(y))  # an average over about two lengths of the buffer
-    if full:
+    if axes is not None:
         seen = np.outer(g, g) + H @ H
         W = blend(W, seen, rate)
         rows = axes.T / np.sqrt(p)[:, None]
@@ -383,6 +391,30 @@ def climb(g: FloatArray, h: FloatArray, bound: float) -> FloatArray:
     d = np.zeros_like(g)
     d[moved] = g[moved] / (above[moved] + largest_step(half_length, bound))
     return d
+
+
+def on_plateau(returns: FloatArray) -> bool:
+    """Whether half of the returns or more are the worst: a landscape without slope but for a few spots."""
+    return bool(2 * np.count_nonzero(returns == returns.min()) >= returns.size)
+
+
+def gather(z: FloatArray, returns: FloatArray) -> tuple[FloatArray, float]:
+    """Go to the middle of what is above the plateau, and close in on it once there.
+
+    Returns
+    -------
+    d : (n,)
+        Average of z (N, n), weighted by how far the returns (N,) are above the worst; no longer than
+        :data:`LARGEST_STEP` allows.
+    scale
+        Log factor of all standard deviations: 0 on the way, then as much as :func:`widening` takes at most.
+    """
+    weights = returns / np.abs(returns).max()
+    weights = weights - weights.min()
+    d = weights @ z / weights.sum()
+    way = float(np.linalg.norm(d))
+    longest = math.sqrt(2 * LARGEST_STEP)
+    return (d * (longest / way), 0.0) if way > longest else (d, -2 / math.sqrt(z.shape[1]))
 
 
 def widening(fit: Fit, n: int) -> float:
