@@ -276,8 +276,9 @@ def fit_surrogate(
     else:
         bent = np.square(z) * V
         quadratic = bent @ bent.T
-    # what no quadratic explains, a remainder of the third order, grows with the sixth power of the distance
-    noise = np.maximum(1.0, distance / usual) ** 3
+    # what no quadratic explains, a remainder of the third order, grows with the sixth power of the distance;
+    # as long as there are few episodes, those far away are worth a little more than that
+    noise = np.maximum(1.0, distance / usual) ** (2.5 + 0.5 * min(1.0, N / FEWEST_KEPT))
     first, second, alone = twins
     noise[first] = noise[second] = (noise[first] + noise[second]) / 2
     of_both, of_one = noise[first] / 2, noise[alone] / 2
