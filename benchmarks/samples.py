@@ -133,9 +133,12 @@ def all_columns() -> dict[str, Column]:
 
 
 COLUMNS = all_columns()
-TUNED = (
-    *("lqr-100-0-fixed", "lqr-100-0-random", "rosenbrock-20of20", "sphere-10of100-rotated-noisy"),
-    *("ellipsoid-10of100-rotated", "ellipsoid-10of100-rotated-noisy", "sphere-100of100-rotated"),
+TUNED = tuple(
+    name
+    for name in COLUMNS
+    if fnmatch.fnmatch(name, "lqr-*-0-*")
+    or "-10of" in name
+    or name in ("ship-fixed", "ball-fixed", "swimmer-v5", "rosenbrock-20of20", "sphere-100of100-rotated")
 )
 
 
