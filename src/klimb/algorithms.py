@@ -308,5 +308,9 @@ def make_algorithm(name: str, **settings: Any) -> Any:
         raise ImportError(f"{name} {algorithm.missing}")
     for setting in settings:
         if setting not in algorithm.settings:
-            raise ValueError(f"unknown setting {setting!r} of {name}: {nearest(setting, algorithm.settings)}")
+            having = [other for other, entry in ALGORITHMS.items() if setting in entry.settings]
+            hint = f" It is a setting of {', '.join(having)}." if having else ""
+            raise ValueError(
+                f"unknown setting {setting!r} of {name}: {nearest(setting, algorithm.settings)}{hint}"
+            )
     return algorithm.load()(**settings)

@@ -99,7 +99,7 @@ def _complete_kind(incomplete: str) -> list[str]:
 @app.command(
     epilog="[bold]Examples[/bold]\n\n"
     "klimb run lqr --plot curve.png\n\n"
-    "klimb run lqr --algorithm dr-creps\n\n"
+    "klimb run lqr --algorithm dr-creps --plot paper.png\n\n"
     "klimb run lqr --algorithm creps --batch 100 --set epsilon=2.0 --set kappa=5\n\n"
     "klimb run lqr --option n_states=20 --option start=random --save optimizer.npz\n\n"
     "klimb run ball-stopping --workers 2 --save arm.npz\n\n"
@@ -124,7 +124,7 @@ def run(
             help="See [bold]klimb list algorithms[/bold].",
             autocompletion=study_cli.complete_algorithm,
         ),
-    ] = "dr-creps",
+    ] = "auto",
     episodes: Annotated[
         int | None,
         typer.Option("--episodes", "-e", min=2, help="How many to spend [dim](the paper's, or 5000)[/dim]."),

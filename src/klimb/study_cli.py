@@ -110,7 +110,7 @@ def create(
             help="See [bold]klimb list algorithms[/bold].",
             autocompletion=complete_algorithm,
         ),
-    ] = "dr-creps",
+    ] = "auto",
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="A setting of the algorithm; may be repeated."),
