@@ -3,7 +3,7 @@
     python benchmarks/samples.py                                   run what is missing, then report (hours)
     python benchmarks/samples.py --columns 'lqr*' --seeds 100 101  a part of it
     python benchmarks/samples.py --rows auto vkd-cma --workers 2
-    python benchmarks/samples.py --report                          report on what there is
+    python benchmarks/samples.py --report                          report on what there is, as Markdown
     python benchmarks/samples.py --list                            rows and columns
     python benchmarks/samples.py --hardship                        10,000 updates of auto with adverse returns
 
@@ -28,11 +28,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import league
 import numpy as np
 from numpy.typing import ArrayLike
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 import klimb
 from klimb._validation import FloatArray
@@ -207,15 +207,6 @@ def perform(column: str, row: str, seed: int, last: int) -> list[tuple[str, ...]
     return [(row, str(seed), str(mark), *(f"{value:.8g}" for value in judged[mark]), cost) for mark in marks]
 
 
-def stored(column: str) -> list[dict[str, str]]:
-    """Lines of a column so far."""
-    path = RESULTS / f"{column}.csv"
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def store(column: str, lines: Iterable[Sequence[str]]) -> None:
     """Add the lines of a run."""
     RESULTS.mkdir(parents=True, exist_ok=True)
@@ -226,113 +217,16 @@ def store(column: str, lines: Iterable[Sequence[str]]) -> None:
         writer.writerows(([HEADER] if fresh else []) + list(lines))
 
 
-def values(columns: Sequence[str]) -> dict[str, dict[str, dict[int, FloatArray]]]:
-    """column -> row -> seed -> population and mean at every mark, (marks, 2)."""
-    table: dict[str, dict[str, dict[int, FloatArray]]] = {}
+def gaps(columns: Iterable[str]) -> dict[str, tuple[float, float]]:
+    """Optimum, and what the zero vector falls short of it, where the optimum is known."""
+    found = {}
     for column in columns:
-        rows: dict[str, dict[int, FloatArray]] = {}
-        for line in stored(column):
-            runs = rows.setdefault(line["row"], {})
-            run = runs.setdefault(int(line["seed"]), np.full((len(MARKS), 2), np.nan))
-            run[MARKS.index(int(line["mark"]))] = float(line["population"]), float(line["mean"])
-        if rows:
-            table[column] = rows
-    return table
-
-
-def interval(differences: FloatArray) -> tuple[float, float, float]:
-    """Mean and a 95 % interval of paired differences, by Student's t."""
-    from scipy.stats import t
-
-    good = differences[np.isfinite(differences)]
-    if good.size < 2:
-        return (float(good.mean()) if good.size else math.nan), math.nan, math.nan
-    half = float(t.ppf(0.975, good.size - 1)) * float(good.std(ddof=1)) / math.sqrt(good.size)
-    return float(good.mean()), float(good.mean()) - half, float(good.mean()) + half
-
-
-def report(columns: Sequence[str], rows: Sequence[str], picture: Path | None) -> None:
-    """Tables of what there is: by column, wins and losses of auto, ranks; and the data profile."""
-    console = Console(width=180)
-    table = values(columns)
-    for half, members in (
-        ("tuned on", [c for c in table if c in TUNED]),
-        ("not tuned on", [c for c in table if c not in TUNED]),
-    ):
-        if not members:
-            continue
-        made = Table("column", "search", *map(str, MARKS), title=f"{half}: mean return of the population")
-        ahead = shown = behind_vkd = behind_paper = 0
-        ranks: dict[str, list[FloatArray]] = {}
-        for column in members:
-            means = {
-                row: np.nanmean(list(runs.values()), axis=0)[:, 0]
-                for row, runs in table[column].items()
-                if row in rows
-            }
-            for row in sorted(means, key=list(ROWS).index):
-                made.add_row(column, row, *(f"{value:.4g}" for value in means[row]))
-            made.add_section()
-            if "auto" not in means or len(means) < 2:
-                continue
-            order = np.argsort(np.argsort(-np.array(list(means.values())), axis=0), axis=0) + 1
-            for row, place in zip(means, order, strict=True):
-                ranks.setdefault(row, []).append(np.where(np.isfinite(means[row]), place, np.nan))
-            shown += 1
-            others = np.nanmax([value for row, value in means.items() if row != "auto"], axis=0)
-            reached = np.isfinite(means["auto"])  # marks that the runs went up to
-            ahead += bool((means["auto"] >= others)[reached].all())
-            for rival in ("vkd-cma", "dr-creps"):
-                if rival not in means:
-                    continue
-                common = sorted(table[column]["auto"].keys() & table[column][rival].keys())
-                pairs = [table[column]["auto"][s][:, 0] - table[column][rival][s][:, 0] for s in common]
-                worse = False
-                for place in range(len(MARKS)):
-                    _, _, high = interval(np.array([pair[place] for pair in pairs]))
-                    worse |= high < 0
-                behind_vkd += worse and rival == "vkd-cma"
-                behind_paper += worse and rival == "dr-creps"
-        console.print(made)
-        if shown:
-            console.print(
-                f"{half}: auto is ahead of every other row at every mark in {ahead} of {shown} columns; "
-                f"worse than vkd-cma beyond the 95 % interval at some mark in {behind_vkd}, than dr-creps in "
-                f"{behind_paper}."
-            )
-            made = Table("mean rank", *map(str, MARKS))
-            for row, places in sorted(ranks.items(), key=lambda item: float(np.nanmean(item[1]))):
-                made.add_row(row, *(f"{value:.2f}" for value in np.nanmean(places, axis=0)))
-            console.print(made)
-    if picture is not None:
-        data_profile(table, rows, picture)
-
-
-def data_profile(table: dict[str, dict[str, dict[int, FloatArray]]], rows: Sequence[str], path: Path) -> None:
-    """Share of (column, seed, target) reached by the mean vector after so many episodes, as COCO draws it."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 4.5))
-    for row in rows:
-        reached = []
-        for column, runs in table.items():
-            task: Any = COLUMNS[column].make()
-            if task.optimum is None or row not in runs:
-                continue
-            quiet = klimb.make_task(COLUMNS[column].task, **COLUMNS[column].options)
-            first = task.optimum - quiet.evaluate(np.zeros((1, task.n_parameters)))[0]
-            for run in runs[row].values():
-                gap = np.fmin.accumulate(task.optimum - run[:, 1]) / first
-                reached.append((gap[:, None] <= TARGETS).mean(1))
-        if reached:
-            axes.plot(MARKS, np.mean(reached, axis=0), marker="o", label=row)
-    axes.set(xscale="log", xlabel="episodes", ylabel="share of targets reached", ylim=(0, 1))
-    axes.legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
+        entry = COLUMNS[column]
+        quiet: Any = klimb.make_task(entry.task, **entry.options)
+        if quiet.optimum is not None:
+            first = quiet.optimum - quiet.evaluate(np.zeros((1, quiet.n_parameters)))[0]
+            found[column] = (quiet.optimum, float(first))
+    return found
 
 
 def hardship(updates: int, seed: int = 0) -> int:
@@ -404,7 +298,8 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, help=f"from {FIRST_SEED} on")
     parser.add_argument("--last", type=int, default=MARKS[-1], help="the last mark to run to")
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--picture", type=Path, help="draw the data profile")
+    parser.add_argument("--picture", type=Path, help="draw the data profiles")
+    parser.add_argument("--differences", type=Path, help="write all paired differences as CSV")
     parser.add_argument("--report", action="store_true")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--hardship", action="store_true")
@@ -422,7 +317,9 @@ def main() -> None:
         jobs: list[tuple[str, str, int, int]] = []
         for column in columns:
             last = str(max(mark for mark in MARKS if mark <= arguments.last))
-            there = {(line["row"], line["seed"]) for line in stored(column) if line["mark"] == last}
+            there = {
+                (line["row"], line["seed"]) for line in league.stored(RESULTS, column) if line["mark"] == last
+            }
             jobs += [
                 (column, row, seed, arguments.last)
                 for seed in arguments.seeds or COLUMNS[column].seeds
@@ -437,7 +334,18 @@ def main() -> None:
                 else:
                     console.print(f"{outcome.job}: {outcome.trouble}")
                 progress.advance(bar)
-    report(columns, rows, arguments.picture)
+    table = league.read(RESULTS, columns, rows, MARKS)
+    print(league.report(table, TUNED, MARKS))
+    if arguments.differences:
+        league.write_differences(table, MARKS, arguments.differences)
+    if arguments.picture:
+        halves = {
+            half: league.profiles(
+                table, gaps(column for column in table if (column in TUNED) == tuned), rows, TARGETS
+            )
+            for half, tuned in (("not tuned on", False), ("tuned on", True))
+        }
+        league.draw_profiles(halves, MARKS, arguments.picture)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,85 @@
+"""The league table: its statistics against scipy and hand calculations."""
+
+import csv
+
+import league
+import numpy as np
+import pytest
+from scipy import stats
+
+MARKS = (100, 250)
+
+
+def runs(*populations):
+    """Seeds from 100 on, with the same value for population and mean vector."""
+    return {100 + place: np.stack([line, line], axis=1) for place, line in enumerate(np.array(populations))}
+
+
+@pytest.fixture
+def table():
+    return {
+        "easy": {"auto": runs([-2.0, -1.0], [-4.0, -1.0]), "vkd-cma": runs([-5.0, -1.5], [-6.0, -1.25])},
+        "hard": {"auto": runs([-2.0, -1.0]), "vkd-cma": runs([-1.0, -3.0]), "ars": runs([-9.0, np.nan])},
+    }
+
+
+def test_the_interval_is_that_of_a_paired_t_test(rng):
+    a, b = rng.standard_normal((2, 9))
+    expected = stats.ttest_rel(a, b).confidence_interval(0.95)
+    mean, low, high = league.interval(a - b)
+    np.testing.assert_allclose([mean, low, high], [(a - b).mean(), expected.low, expected.high])
+
+
+def test_one_seed_decides_nothing(table):
+    verdicts = {(each.column, each.rival, each.mark): each for each in league.differences(table, MARKS)}
+    assert verdicts["hard", "vkd-cma", 100].mean == -1.0
+    assert verdicts["hard", "vkd-cma", 100].verdict == "undecided"
+    assert verdicts["easy", "vkd-cma", 100].mean == 2.5
+    assert ("hard", "ars", 250) not in verdicts  # a run that did not go so far is not compared there
+
+
+def test_leading_is_by_the_mean_over_seeds_at_every_mark(table):
+    np.testing.assert_array_equal(league.leading(table["easy"]), [True, True])
+    np.testing.assert_array_equal(league.leading(table["hard"]), [False, True])
+
+
+def test_the_report_keeps_the_halves_apart_and_names_who_is_ahead(table):
+    first, second = league.report(table, ["easy"], MARKS).split("### Tuned on: 1 columns")
+    assert first.startswith("### Not tuned on: 1 columns")
+    assert "at every mark in 0 of 1 columns, and at 50% of all marks" in first
+    assert "| hard | 1 | −2 (vkd-cma −1) | −1 |" in first
+    assert "| ars | 1 | 3.0 |  |" in first
+    assert "in 1 of 1 columns, and at 100% of all marks" in second
+
+
+def test_a_rival_that_is_ahead_beyond_the_interval_is_named():
+    table = {"column": {"auto": runs([-5.0], [-5.1], [-4.9]), "dr-creps": runs([-1.0], [-1.2], [-0.9])}}
+    assert "behind dr-creps beyond the 95 % interval at some mark in 1 columns (column)." in league.report(
+        table, [], [100]
+    )
+
+
+def test_a_profile_counts_targets_that_were_ever_reached(table, tmp_path):
+    targets = np.array([1.0, 0.5, 0.1, 0.05])
+    made = league.profiles(table, {"easy": (0.0, 10.0)}, ["auto", "vkd-cma", "ars"], targets)
+    assert [line.row for line in made] == ["auto", "vkd-cma"]
+    np.testing.assert_allclose(made[0].share, [0.5, 0.75])  # gaps of .2 and .4, then of .1
+    np.testing.assert_allclose(made[1].share, [0.375, 0.5])  # .5 and .6, then .15 and .125
+    league.draw_profiles({"all": made, "none": []}, MARKS, tmp_path / "profile.png")
+    assert (tmp_path / "profile.png").stat().st_size > 1000
+
+
+def test_runs_and_differences_are_written_and_read(table, tmp_path):
+    (tmp_path / "easy.csv").write_text(
+        "row,seed,mark,population,mean,ms\nauto,100,250,-1.5,-1.25,0.9\nars,100,100,-3,-2,0.1\n"
+    )
+    read = league.read(tmp_path, ["easy", "hard"], ["auto"], MARKS)
+    assert list(read) == ["easy"]
+    assert list(read["easy"]) == ["auto"]
+    np.testing.assert_array_equal(read["easy"]["auto"][100], [[np.nan, np.nan], [-1.5, -1.25]])
+    league.write_differences(table, MARKS, tmp_path / "differences.csv")
+    with (tmp_path / "differences.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert len(lines) == 5
+    assert lines[0]["verdict"] == "undecided"
+    assert float(lines[0]["mean"]) == 2.5
