@@ -208,6 +208,11 @@ def test_above_a_plateau_the_mean_goes_to_the_middle_and_closes_in_there(seed, e
     length = min(np.linalg.norm(middle), math.sqrt(8.0))  # 4 nats
     np.testing.assert_allclose(d, middle / np.linalg.norm(middle) * length, rtol=1e-6, atol=1e-9)
     np.testing.assert_allclose(scale, -2 / math.sqrt(6) if np.linalg.norm(middle) <= math.sqrt(8.0) else 0.0)
+    returns = np.full(40, np.nextafter(1.0, 0.0) * 10.0**exponent)  # a last bit is a difference, too
+    returns[0] = np.nextafter(returns[0], np.inf)
+    np.testing.assert_allclose(
+        gather(z, returns)[0] / np.linalg.norm(gather(z, returns)[0]), z[0] / np.linalg.norm(z[0])
+    )
     d, scale = gather(z * 100.0, returns)
     np.testing.assert_allclose(np.linalg.norm(d), math.sqrt(8.0))
     assert scale == 0.0

@@ -410,7 +410,7 @@ def gather(z: FloatArray, returns: FloatArray) -> tuple[FloatArray, float]:
     scale
         Log factor of all standard deviations: 0 on the way, then as much as :func:`widening` takes at most.
     """
-    weights = returns / np.abs(returns).max()
+    weights = np.ldexp(returns, -np.frexp(np.abs(returns).max())[1])  # exact, so that no difference is lost
     weights = weights - weights.min()
     d = weights @ z / weights.sum()
     way = float(np.linalg.norm(d))
