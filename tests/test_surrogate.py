@@ -20,6 +20,7 @@ from klimb.surrogate import (
     gather,
     learn,
     matched,
+    measured_noise,
     on_plateau,
     scaled,
 )
@@ -183,12 +184,61 @@ def test_pure_noise_has_no_skill_and_moves_the_mean_hardly(rng, full):
     memory, steps = None, []
     for _ in range(20):
         z = draw_pairs(rng, 50, n)
-        learned = learn(prior, z, rng.standard_normal(100), in_pairs(100), full, memory, 100)
+        learned = learn(prior, z, rng.standard_normal(100), in_pairs(100), full, memory, 100, 0.0)
         memory = learned.memory
         steps.append((learned.skill, learned.posterior.mean @ learned.posterior.mean))
     skill, step = np.mean(steps, axis=0)
     assert skill < 0.05
     assert step < 0.1
+
+
+def test_what_is_run_twice_measures_the_noise(rng):
+    z = rng.standard_normal((4, 3))
+    rows = np.array([z[0], z[1], -z[1], z[0], z[2], z[3], z[3]])
+    order, twin = find_twins(rows)
+    pairs = {(twin[k], frozenset(order[k : k + 2])) for k in (0, 2, 4)}
+    assert pairs == {(1, frozenset({1, 2})), (2, frozenset({0, 3})), (2, frozenset({5, 6}))}
+    np.testing.assert_array_equal(twin[order == 4], [0])
+    returns = np.array([1.0, 5.0, 9.0, 4.0, 0.0, 2.0, 3.0])
+    assert measured_noise(returns[order], twin) == (9.0 / 2 + 1.0 / 2) / 2
+    assert measured_noise(returns, np.array([3, 2, -1, 2, 2, 1, 3])) is None  # pairs that were cut in two
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+def test_the_noise_is_measured_now_and_then_unless_there_is_none(rng, noisy):
+    optimizer, repeats = klimb.Optimizer(mean=np.zeros(5), std=1.0, seed=0), []
+    for _ in range(12):
+        theta = optimizer.ask(8)
+        repeats.append(bool((theta[0] == theta[1]).all()))
+        mirrored = theta[2:] - optimizer.mean
+        np.testing.assert_allclose(mirrored[::2], -mirrored[1::2], atol=1e-12)
+        optimizer.tell(theta, -np.square(theta - 1).sum(1) + noisy * rng.standard_normal(8))
+    assert np.flatnonzero(repeats).tolist() == ([3, 7, 11] if noisy else [3])
+
+
+def test_asked_one_by_one_the_repeated_sample_is_the_same():
+    def at_the_fourth_iteration():
+        optimizer = klimb.Optimizer(mean=np.zeros(5), std=1.0, seed=0)
+        for _ in range(3):
+            theta = optimizer.ask(4)
+            optimizer.tell(theta, theta.sum(1))
+        return optimizer
+
+    together, one_by_one = at_the_fourth_iteration(), at_the_fourth_iteration()
+    theta = together.ask(4)
+    np.testing.assert_array_equal(theta[0], theta[1])
+    np.testing.assert_array_equal(theta, np.vstack([one_by_one.ask(1) for _ in range(4)]))
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_where_all_that_is_left_is_noise_the_belief_closes_in_no_further(rng, full):
+    n = 4
+    prior, z = unmixed(np.zeros(n), np.ones(n)), draw_pairs(rng, 100, n)
+    returns = -np.square(z).sum(1) + rng.standard_normal(200)
+    narrow, wide = (
+        learn(prior, z, returns, in_pairs(200), full, None, 200, noise).posterior for noise in (0.0, 1e6)
+    )
+    assert wide.entropy > narrow.entropy + 0.5
 
 
 def test_a_plateau_is_where_half_of_the_returns_are_the_worst():

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from klimb._validation import FloatArray, IntArray, numbers, one_of, share, whole
 from klimb.effectiveness import Effectiveness, resolve
 from klimb.gaussian import Gaussian, from_whitened, unmixed
-from klimb.surrogate import FEWEST_KEPT, MOST_KEPT, Memory, find_twins, learn, matched
+from klimb.surrogate import FEWEST_KEPT, MOST_KEPT, Memory, find_twins, learn, matched, measured_noise
 from klimb.updates import CrossEntropy, ModelBased, RelevanceSurrogate, Update, UpdateInfo
 
 # A full covariance beyond this number of parameters would take more than 12 GB.
@@ -37,6 +37,9 @@ GOLDEN_JUMP = 0x9E3779B97F4A7C15F39CC0605CEDC835
 
 # With a full covariance, the surrogate's update takes a second from about here on.
 LARGEST_FULL_SURROGATE = 1000
+
+# The surrogate has a sample run twice once in so many iterations.
+REPEATING = 4
 
 # Of more new episodes than this the surrogate takes those nearest to the belief.
 MOST_AT_ONCE = 2000
@@ -240,12 +243,24 @@ def ask(search: Search, state: State, seed: int, first: int, count: int) -> Floa
     if search.mirrored:  # sample 2k + 1 is the mirror image of sample 2k
         sources = [index // 2 for index in range(first, first + count)]
         signs = [-1 if index % 2 else 1 for index in range(first, first + count)]
+        if first <= 1 < first + count and asks_twice(search, state):
+            signs[1 - first] = 1
     else:
         sources, signs = list(range(first, first + count)), [1] * count
     for row, rng, sign in zip(local, streams(seed, state.iteration, sources), signs, strict=True):
         rng.standard_normal(out=row)  # ~ N(0, I)
         row *= std if sign > 0 else -std
     return belief.from_local(local, overwrite=True)
+
+
+def asks_twice(search: Search, state: State) -> bool:
+    """Whether sample 1 of this iteration repeats sample 0, to measure the noise of the returns.
+
+    The surrogate does so now and then, unless what it keeps says that there is none.
+    """
+    if not isinstance(search.update, RelevanceSurrogate) or state.iteration % REPEATING != REPEATING - 1:
+        return False
+    return state.kept is None or measured_noise(state.kept.returns, state.kept.twin) != 0.0
 
 
 def tell(
@@ -342,7 +357,8 @@ def follow_surrogate(full: bool, state: State, episodes: Episodes, n_new: int) -
     if belief.mixed.size:
         local[:, belief.mixed] = local[:, belief.mixed] @ belief.rotation
     twins = matched(episodes.twin)
-    learned = learn(prior, local, episodes.returns, twins, full, memory, n_new)
+    noise = measured_noise(episodes.returns, episodes.twin) or 0.0
+    learned = learn(prior, local, episodes.returns, twins, full, memory, n_new, noise)
     new = belief.with_block(None, learned.posterior)
     seen = learned.seen
     info = UpdateInfo(

@@ -54,6 +54,8 @@ SHORTEST_AXIS = 1e-5
 OUTLYING = 10.0
 # Episodes further away than so many times the usual squared distance are moved here: they count for nothing.
 FAR = 1e4
+# Marks of two episodes of the same parameters, next to each other.
+TWICE, AGAIN = 2, 3
 # Samples m + s and m - s count as twins if they mirror each other up to this share of |s|^2.
 MIRRORED = 1e-6
 
@@ -103,7 +105,8 @@ class Learned(NamedTuple):
 class Fit(NamedTuple):
     """The surrogate: gradient g (n,), curvature H, how well it predicts, and the amplitudes t (5,).
 
-    `variance` is that of a return under the belief, in the same units; `shape` is V.
+    `variance` is that of a return under the belief, in the same units, of which `unexplained` is not the
+    surrogate's; `shape` is V.
     """
 
     gradient: FloatArray
@@ -112,27 +115,40 @@ class Fit(NamedTuple):
     amplitudes: FloatArray
     skill: float
     variance: float
+    unexplained: float
 
 
 def find_twins(z: FloatArray) -> IntArray:
     """An order of the whitened samples (N, n) and their twins, (2, N): next to each other, twin +1 and -1.
 
-    Mirrored samples have the same length, so that they are neighbours when sorted by it. The others have 0
-    and keep their order, behind.
+    Samples that were drawn twice have :data:`TWICE` and :data:`AGAIN` instead. Both kinds have the same
+    length, so that they are neighbours when sorted by it. The others have 0 and keep their order, behind.
     """
     length = np.einsum("ij,ij->i", z, z)
     order = np.argsort(length, kind="stable")
-    sums = np.square(z[order[:-1]] + z[order[1:]]).sum(1)
-    near = sums <= MIRRORED * length[order[1:]]
+    least = MIRRORED * length[order[1:]]
+    mirrored = np.square(z[order[:-1]] + z[order[1:]]).sum(1) <= least
+    repeated = np.square(z[order[:-1]] - z[order[1:]]).sum(1) <= least
     paired: list[int] = []
+    twin: list[int] = []
     place = 0
-    while place < near.size:
-        if near[place]:
+    while place < mirrored.size:
+        if mirrored[place] or repeated[place]:
             paired += [int(order[place]), int(order[place + 1])]
-        place += 2 if near[place] else 1
+            twin += [1, -1] if mirrored[place] else [TWICE, AGAIN]
+            place += 1
+        place += 1
     alone = np.setdiff1d(np.arange(len(z)), paired)
-    twin = np.concatenate([np.tile([1, -1], len(paired) // 2), np.zeros(alone.size, dtype=np.int64)])
-    return np.stack([np.concatenate([np.array(paired, dtype=np.int64), alone]), twin.astype(np.int64)])
+    return np.array([[*paired, *alone], [*twin, *np.zeros(alone.size)]], dtype=np.int64)
+
+
+def measured_noise(returns: FloatArray, twin: IntArray) -> float | None:
+    """Variance of the noise of the returns (N,) by the samples that were drawn twice; None without any."""
+    twice = np.flatnonzero((twin[:-1] == TWICE) & (twin[1:] == AGAIN))
+    if twice.size == 0:
+        return None
+    with np.errstate(over="ignore"):  # of huge returns: whatever is unexplained is then noise
+        return float(np.square(returns[twice + 1] - returns[twice]).mean() / 2)
 
 
 def matched(twin: IntArray) -> Twins:
@@ -151,6 +167,7 @@ def learn(
     full: bool,
     memory: Memory | None,
     n_new: int,
+    noise: float,
 ) -> Learned:
     """Move the belief as far as the surrogate of these episodes can be trusted.
 
@@ -168,6 +185,8 @@ def learn(
         Of the update before; None at first.
     n_new
         How many of the episodes are new.
+    noise
+        Variance of the noise of a return, as far as it was measured.
     """
     n, std = prior.n_parameters, np.sqrt(prior.variances)
     y, spread = scaled(returns)
@@ -194,6 +213,8 @@ def learn(
         scale = widening(fit, n)
         if scale > 0:  # few episodes are no reason to try anything bolder than what was asked for
             scale *= min(1.0, len(y) / FEWEST_KEPT)
+        else:  # where all that is unexplained is noise, closing in would explain no more
+            scale *= 1 - min(1.0, noise / spread / spread / fit.unexplained)
     # the target: as much of the curvature as the skill supports, positive definite by construction
     explained = float(g @ g + np.square(h).sum() / 2)
     phi = min(1.0, Q / explained) if explained > 0 else 0.0
@@ -345,8 +366,9 @@ def fit_surrogate(
     else:
         g = used[0] * V * (alpha @ z)
         H = 2 * used[1] * V * (alpha @ bent) + tilt
+    unexplained = max(unexplained, 1e-300)
     variance_of_returns = float(g @ g + np.square(H).sum() / 2) + unexplained
-    return Fit(g, H, V, t, skill, max(variance_of_returns, 1e-300))
+    return Fit(g, H, V, t, skill, variance_of_returns, unexplained)
 
 
 def solved(K: FloatArray, scatter: FloatArray, y: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
