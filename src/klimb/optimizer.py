@@ -178,9 +178,7 @@ class Optimizer:
 
     def to_bytes(self) -> bytes:
         """What :meth:`save` writes, for a database or a message."""
-        file = io.BytesIO()
-        self._write(file)
-        return file.getvalue()
+        return written(self._write)
 
     def _write(self, file: IO[bytes]) -> None:
         state, belief = self._state, self._state.belief
@@ -268,6 +266,13 @@ def replace_file(path: str | os.PathLike[str], write: Callable[[IO[bytes]], None
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def written(write: Callable[[IO[bytes]], None]) -> bytes:
+    """What `write` puts into a file."""
+    file = io.BytesIO()
+    write(file)
+    return file.getvalue()
 
 
 def put_arrays(file: IO[bytes], header: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:

@@ -54,8 +54,8 @@ SHORTEST_AXIS = 1e-5
 OUTLYING = 10.0
 # Episodes further away than so many times the usual squared distance are moved here: they count for nothing.
 FAR = 1e4
-# Marks of two episodes of the same parameters, next to each other.
-TWICE, AGAIN = 2, 3
+# Marks of two episodes next to each other: of mirrored parameters, and of the same.
+MIRRORING, TWICE = (1, -1), (2, 3)
 # Samples m + s and m - s count as twins if they mirror each other up to this share of |s|^2.
 MIRRORED = 1e-6
 
@@ -119,10 +119,11 @@ class Fit(NamedTuple):
 
 
 def find_twins(z: FloatArray) -> IntArray:
-    """An order of the whitened samples (N, n) and their twins, (2, N): next to each other, twin +1 and -1.
+    """An order of the whitened samples (N, n) and their marks, (2, N): twins next to each other.
 
-    Samples that were drawn twice have :data:`TWICE` and :data:`AGAIN` instead. Both kinds have the same
-    length, so that they are neighbours when sorted by it. The others have 0 and keep their order, behind.
+    They are marked as :data:`MIRRORING`, samples that were drawn twice as :data:`TWICE`. Both kinds have the
+    same length, so that they are neighbours when sorted by it. The others have 0 and keep their order,
+    behind.
     """
     length = np.einsum("ij,ij->i", z, z)
     order = np.argsort(length, kind="stable")
@@ -135,7 +136,7 @@ def find_twins(z: FloatArray) -> IntArray:
     while place < mirrored.size:
         if mirrored[place] or repeated[place]:
             paired += [int(order[place]), int(order[place + 1])]
-            twin += [1, -1] if mirrored[place] else [TWICE, AGAIN]
+            twin += MIRRORING if mirrored[place] else TWICE
             place += 1
         place += 1
     alone = np.setdiff1d(np.arange(len(z)), paired)
@@ -144,16 +145,21 @@ def find_twins(z: FloatArray) -> IntArray:
 
 def measured_noise(returns: FloatArray, twin: IntArray) -> float | None:
     """Variance of the noise of the returns (N,) by the samples that were drawn twice; None without any."""
-    twice = np.flatnonzero((twin[:-1] == TWICE) & (twin[1:] == AGAIN))
+    twice = pairs(twin, TWICE)
     if twice.size == 0:
         return None
     with np.errstate(over="ignore"):  # of huge returns: whatever is unexplained is then noise
         return float(np.square(returns[twice + 1] - returns[twice]).mean() / 2)
 
 
+def pairs(twin: IntArray, marks: tuple[int, int]) -> IntArray:
+    """Where the first is of all pairs with these marks that are still both there."""
+    return np.flatnonzero((twin[:-1] == marks[0]) & (twin[1:] == marks[1]))
+
+
 def matched(twin: IntArray) -> Twins:
     """The twins that are still both there, and the others."""
-    first = np.flatnonzero((twin[:-1] == 1) & (twin[1:] == -1))
+    first = pairs(twin, MIRRORING)
     alone = np.ones(twin.size, dtype=np.bool_)
     alone[first] = alone[first + 1] = False
     return Twins(first, first + 1, np.flatnonzero(alone))
@@ -189,6 +195,7 @@ def learn(
         Variance of the noise of a return, as far as it was measured.
     """
     n, std = prior.n_parameters, np.sqrt(prior.variances)
+    z = samples / std
     y, spread = scaled(returns)
     if memory is None:
         W, t = (np.eye(n) if full else np.ones(n)) / n, None
@@ -197,12 +204,12 @@ def learn(
         with np.errstate(over="ignore"):  # whatever the change of scale, the fit brings them back in range
             ratio = np.clip(memory.spread[0] / max(spread, 1e-300), 1e-70, 1e70)
             t = memory.amplitudes * ratio**2
-    fit = fit_surrogate(samples / std, y, twins, W, t, full)
+    fit = fit_surrogate(z, y, twins, W, t, full)
     unit = math.sqrt(fit.variance)
     g, H, Q = fit.gradient / unit, fit.hessian / unit, fit.skill
     h, axes = np.linalg.eigh(H) if full else (H, None)
     if on_plateau(returns):
-        d, scale = gather(samples / std, returns)
+        d, scale = gather(z, returns)
         climbed = d if axes is None else axes.T @ d
     else:
         # each direction has its share of the held-out error: where the slope is no more, a step is about 1
@@ -400,8 +407,8 @@ def held_out_skill(y: FloatArray, left_out: FloatArray, constant: FloatArray, we
 
 
 def climb(g: FloatArray, h: FloatArray, bound: float) -> FloatArray:
-    """Maximise g.d + sum h d^2 / 2 with |d|^2 / 2 <= bound."""
-    if bound <= 0 or not g.any():
+    """Maximise g.d + sum h d^2 / 2 with |d|^2 / 2 <= bound, which is above 0."""
+    if not g.any():
         return np.zeros_like(g)
     above = max(0.0, float(h.max())) - h
     moved = g != 0

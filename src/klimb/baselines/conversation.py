@@ -25,7 +25,7 @@ from klimb._blas import single_threaded
 from klimb._validation import FloatArray, numbers, told, vector, whole
 from klimb.algorithms import make_algorithm
 from klimb.gaussian import diagonal
-from klimb.optimizer import get_arrays, put_arrays, replace_file
+from klimb.optimizer import get_arrays, put_arrays, replace_file, written
 from klimb.updates import UpdateInfo
 
 FORMAT = "klimb-baseline"
@@ -200,9 +200,7 @@ class Conversation:
 
     def to_bytes(self) -> bytes:
         """What :meth:`save` writes, for a database or a message."""
-        file = io.BytesIO()
-        self._write(file)
-        return file.getvalue()
+        return written(self._write)
 
     def _write(self, file: IO[bytes]) -> None:
         header = {

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from klimb._validation import FloatArray, vector, whole
 from klimb.algorithms import make_algorithm
-from klimb.optimizer import Progress, get_arrays, put_arrays
+from klimb.optimizer import Progress, get_arrays, put_arrays, written
 from klimb.study.file import INSERT_SAMPLE, File, StudyError
 from klimb.study.learners import sample_seeds, update_row
 from klimb.study.settings import MOST, Settings, now
@@ -37,9 +37,8 @@ def begin(algorithm: Any, mean: ArrayLike | None, batch: int, seed: int | None) 
         )
     algorithm.check(whole("batch", batch, algorithm.fewest, MOST))
     header = {"format": FORMAT, "algorithm": algorithm.name, "settings": dict(algorithm.settings)}
-    file = io.BytesIO()
-    put_arrays(file, header, {"start": vector("mean", mean)})
-    return file.getvalue(), whole("seed", seed, 0)
+    start = {"start": vector("mean", mean)}
+    return written(lambda file: put_arrays(file, header, start)), whole("seed", seed, 0)
 
 
 def restore(state: bytes) -> tuple[Stepwise, FloatArray]:
