@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import t as student
 
 from klimb._validation import FloatArray
+from klimb.report.figures import mean_and_interval
 
 Runs = dict[int, FloatArray]
 """Seed -> population and mean vector at every mark, (marks, 2); NaN where a run did not go so far."""
@@ -87,12 +87,10 @@ def differences(table: Table, marks: Sequence[int]) -> Iterator[Difference]:
 
 
 def interval(pair: FloatArray) -> tuple[float, float, float]:
-    """Mean and the ends of its 95 % interval."""
-    mean = float(pair.mean())
-    if pair.size < 2:
-        return mean, -math.inf, math.inf
-    half = float(student.ppf(0.975, pair.size - 1)) * float(pair.std(ddof=1)) / math.sqrt(pair.size)
-    return mean, mean - half, mean + half
+    """Mean and the ends of its 95 % interval, which one seed leaves open."""
+    (mean,), (half,) = mean_and_interval(pair[:, None])
+    reach = float(half) if pair.size > 1 else math.inf
+    return float(mean), float(mean) - reach, float(mean) + reach
 
 
 def report(table: Table, tuned: Collection[str], marks: Sequence[int]) -> str:
