@@ -370,6 +370,32 @@ def test_a_plain_loop_over_mj_step_gives_the_same_states_to_the_last_bit(model, 
             assert np.array_equal(recorded[-1], episode[(step + 1) * air_hockey.SUBSTEPS])
 
 
+def timed(data):
+    """Seconds by MuJoCo's clock that its steps have taken."""
+    return data.timer[mujoco.mjtTimer.mjTIMER_STEP].duration
+
+
+def test_no_time_is_spent_on_the_clock_and_mujoco_has_it_back_afterwards(model):
+    AirHockey().evaluate(np.zeros((1, 90)))
+    simulation = Simulation(model)
+    simulation.step(np.zeros(3))
+    assert timed(simulation.data) == 0.0
+    mujoco.mj_step(model, simulation.data)
+    assert timed(simulation.data) > 0.0
+
+
+def test_a_clock_that_somebody_has_set_stays(model):
+    ticks = iter(range(1000))
+    simulation = Simulation(model)
+    mujoco.set_mjcb_time(lambda: float(next(ticks)))
+    try:
+        simulation.step(np.zeros(3))
+        assert timed(simulation.data) >= 1.0
+        assert mujoco.get_mjcb_time() is not None
+    finally:
+        mujoco.set_mjcb_time(None)
+
+
 def test_a_shot_scores():
     game = AirHockeyGame()
     state = game.start(at_rest(0.5 + 0.1j, 2.0))
