@@ -182,7 +182,8 @@ class Episodes:
     returns : (k,)
         Finite.
     twin : (k,)
-        1 where the next row mirrors this one, -1 where the one before does, 0 where it has no twin.
+        1 where the next row mirrors this one, -1 where the one before does; 2 where the next row repeats this
+        one, 3 where it repeats the one before; 0 where it is on its own.
     """
 
     theta: FloatArray
