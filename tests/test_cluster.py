@@ -119,15 +119,23 @@ def test_a_cluster_that_cannot_be_reached_is_an_error_within_seconds(monkeypatch
         Workers(Told(), cluster="ray://127.0.0.2:1")
     with pytest.raises(ValueError, match="cluster must be"):
         Workers(Told(), cluster="head")
-    import ray
-
     monkeypatch.setattr(cluster, "CONNECTED", 0.1)
-    monkeypatch.setattr(ray, "init", lambda *arguments, **settings: time.sleep(1))
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         with pytest.raises(RuntimeError, match=r"did not answer as a Ray cluster within 0\.1 s"):
             Workers(Told(), cluster=f"127.0.0.1:{silent.getsockname()[1]}")
+
+
+def test_a_connection_that_ray_refuses_is_an_error_that_names_the_ports(monkeypatch):
+    import ray
+
+    def refuse(*arguments, **settings):
+        raise ConnectionError("ray client connection timeout")
+
+    monkeypatch.setattr(ray, "init", refuse)
+    with pytest.raises(RuntimeError, match=r"no connection to the cluster auto: ray client .*10001 for ray"):
+        Workers(Told(), cluster="auto")
 
 
 def test_a_missing_extra_is_named_with_its_command(monkeypatch):

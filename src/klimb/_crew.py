@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-PATIENCE = 60.0  # seconds that a crew without a single hand waits for one to be ready
+PATIENCE = 180.0  # seconds that a crew without a single hand waits for one: a busy cluster may need minutes
 FALSE_STARTS = 3  # hands in a row that may die before they are ready
 
 

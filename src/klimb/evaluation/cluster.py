@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -17,8 +16,9 @@ from klimb.evaluation.work import Piece, Reply, prepare
 from klimb.tasks.task import Task
 
 REACHABLE = 5.0  # seconds within which a machine has to answer
-CONNECTED = 20.0  # seconds within which Ray has to answer
+CONNECTED = 20.0  # seconds within which what listens there has to answer as Ray does
 READY = 20.0  # seconds to wait for all actors, before the first ones begin without the others
+PORTS = "Is `ray start --head` running there, and is this its port (6379 for host:port, 10001 for ray://)?"
 
 
 def connect(address: str, task: Task, count: int | None, version: str) -> Cluster:
@@ -141,7 +141,7 @@ def _end(actors: Iterable[Actor]) -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """Raise a RuntimeError if nothing listens at the address."""
+    """Raise a RuntimeError if nothing listens at the address, or nothing that speaks as Ray does (gRPC)."""
     if address == "auto":
         return
     host, colon, port = address.removeprefix("ray://").rpartition(":")
@@ -150,34 +150,31 @@ def _check_reachable(address: str) -> None:
             f'cluster must be "auto", "ray://host:port" or "host:port", such as ray://head:10001, but '
             f"{address!r} came."
         )
+    host = host.strip("[]")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=REACHABLE).close()
+        socket.create_connection((host, int(port)), timeout=REACHABLE).close()
     except (OSError, OverflowError) as error:
-        raise RuntimeError(
-            f"no cluster can be reached at {address}: {error}. Is `ray start --head` running there, and is "
-            "this its port (6379 for host:port, 10001 for ray://)?"
-        ) from None
+        raise RuntimeError(f"no cluster can be reached at {address}: {error}. {PORTS}") from None
+    if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+        return
+    import grpc
+
+    with grpc.insecure_channel(f"[{host}]:{port}" if ":" in host else f"{host}:{port}") as channel:
+        try:
+            grpc.channel_ready_future(channel).result(timeout=CONNECTED)
+        except grpc.FutureTimeoutError:
+            raise RuntimeError(
+                f"what listens at {address} did not answer as a Ray cluster within {CONNECTED:g} s. {PORTS}"
+            ) from None
 
 
 def _connect(address: str) -> None:
-    """Connect Ray to a cluster; Ray itself would wait for minutes where no cluster answers."""
+    """Connect Ray to a cluster, in the time that Ray gives itself: a busy head is slow to answer."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
 
-    failed: list[BaseException] = []
-
-    def attempt() -> None:
-        try:
-            ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=attempt, daemon=True)
-    thread.start()
-    thread.join(CONNECTED)
-    if thread.is_alive():
-        raise RuntimeError(
-            f"what listens at {address} did not answer as a Ray cluster within {CONNECTED:g} s."
-        )
-    if failed:
-        raise RuntimeError(f"no connection to the cluster {address}: {failed[0]}") from None
+    try:
+        ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+    except Exception as error:
+        ray.shutdown()
+        raise RuntimeError(f"no connection to the cluster {address}: {error}. {PORTS}") from None
