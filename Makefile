@@ -30,8 +30,10 @@ $(VENV)/.installed-test: pyproject.toml | $(BIN)/python
 demo: $(VENV)/.installed  ## learn the LQR; the learning curve goes to demo.png
 	$(BIN)/klimb run lqr --episodes 5000 --seed 0 --plot demo.png
 
+# Ray gives up where a loaded machine lets it wait: its cluster of two nodes has both cores to itself.
 test: lint  ## everything that continuous integration runs
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore tests/test_cluster.py
+	$(BIN)/python -m pytest tests/test_cluster.py
 
 lint: $(VENV)/.installed-test  ## style and types
 	$(BIN)/ruff check
