@@ -326,6 +326,7 @@ def main() -> None:
                 for row in rows
                 if (row, str(seed)) not in there and known[ROWS[row].algorithm].missing is None
             ]
+        jobs.sort(key=lambda job: job[2])  # a seed of every column before the next: what there is, is even
         with Progress(console=console, transient=True) as progress:
             bar = progress.add_task("runs", total=len(jobs))
             for outcome in do_all(perform, jobs, arguments.workers):
