@@ -8,9 +8,10 @@
     python benchmarks/samples.py --hardship                        10,000 updates of auto with adverse returns
 
 A row is a search with its settings, a column a task. A run is judged at every mark by 200 draws from its
-search distribution (population) and by its mean vector, which are no episodes; what counts is what was known
-after at most so many episodes. Runs go to ``benchmarks/results/samples/COLUMN.csv``, a line per mark, as they
-are done: the same command goes on where it was stopped, and results do not depend on the number of workers.
+search distribution (population) and by its mean vector, which are no episodes and have no noise where it was
+added to a function; what counts is what was known after at most so many episodes. Runs go to
+``benchmarks/results/samples/COLUMN.csv``, a line per mark, as they are done: the same command goes on where
+it was stopped, and results do not depend on the number of workers.
 
 Constants of auto were chosen on the columns of ``TUNED``, with seeds below 100; on lqr-100-0-fixed the seeds
 100 to 109 had a part in it as well. The report keeps these columns apart; all seeds here are 100 or more.
@@ -90,18 +91,24 @@ class Column:
     noisy: bool = False
     slow: bool = False
 
-    def make(self) -> klimb.Task:
-        """The task."""
-        task: Any = klimb.make_task(self.task, **self.options)
-        if not self.noisy:
-            return task  # type: ignore[no-any-return]
-        gain = task.optimum - task.evaluate(np.zeros((1, task.n_parameters)))[0]
-        return klimb.make_task(self.task, **self.options, noise=NOISE * gain)
+    def make(self) -> Any:
+        """The task that is searched."""
+        quiet = self.quiet()
+        return self.quiet(noise=NOISE * gap(quiet)) if self.noisy else quiet
+
+    def quiet(self, **options: float) -> Any:
+        """The task that a search is judged by: without the noise that was added."""
+        return klimb.make_task(self.task, **self.options, **options)
 
     @property
     def seeds(self) -> range:
         """At least so many are wanted."""
         return range(FIRST_SEED, FIRST_SEED + (SLOW_SEEDS if self.slow else QUICK_SEEDS))
+
+
+def gap(task: Any) -> float:
+    """What the zero vector falls short of the optimum."""
+    return float(task.optimum - task.evaluate(np.zeros((1, task.n_parameters)))[0])
 
 
 def all_columns() -> dict[str, Column]:
@@ -170,7 +177,7 @@ def judge(task: Any, learner: Any, seed: int, mark: int) -> tuple[float, float]:
 
 def perform(column: str, row: str, seed: int, last: int) -> list[tuple[str, ...]]:
     """One run: a line per mark."""
-    task: Any = COLUMNS[column].make()
+    task, quiet = COLUMNS[column].make(), COLUMNS[column].quiet()
     entry, n = ROWS[row], task.n_parameters
     settings, batch = usual_settings(COLUMNS[column].task, entry.algorithm, n)
     settings |= entry.settings
@@ -178,7 +185,7 @@ def perform(column: str, row: str, seed: int, last: int) -> list[tuple[str, ...]
     batch = entry.batch or batch or search.usual_batch(n)
     marks = [mark for mark in MARKS if mark <= last]
     start = diagonal(np.zeros(n), task.initial_std)
-    judged = {mark: judge(task, start, seed, mark) for mark in marks if mark < batch}
+    judged = {mark: judge(quiet, start, seed, mark) for mark in marks if mark < batch}
     timed = Timed(task)
     spent = [0.0, 0.0]  # seconds of the search itself, and of judging it
 
@@ -186,7 +193,7 @@ def perform(column: str, row: str, seed: int, last: int) -> list[tuple[str, ...]
         begin = time.process_time()
         for mark in marks:
             if progress.episodes <= mark < progress.episodes + batch:
-                judged[mark] = judge(task, progress.optimizer, seed, mark)
+                judged[mark] = judge(quiet, progress.optimizer, seed, mark)
         spent[1] += time.process_time() - begin
 
     begin = time.process_time()
@@ -202,7 +209,7 @@ def perform(column: str, row: str, seed: int, last: int) -> list[tuple[str, ...]
     )
     spent[0] = time.process_time() - begin - timed.seconds - spent[1]
     for mark in marks:  # a search that came to its end stays where it is
-        judged.setdefault(mark, judge(task, result.optimizer, seed, mark))
+        judged.setdefault(mark, judge(quiet, result.optimizer, seed, mark))
     cost = f"{1e3 * spent[0] / result.episodes:.3g}"
     return [(row, str(seed), str(mark), *(f"{value:.8g}" for value in judged[mark]), cost) for mark in marks]
 
@@ -221,11 +228,9 @@ def gaps(columns: Iterable[str]) -> dict[str, tuple[float, float]]:
     """Optimum, and what the zero vector falls short of it, where the optimum is known."""
     found = {}
     for column in columns:
-        entry = COLUMNS[column]
-        quiet: Any = klimb.make_task(entry.task, **entry.options)
+        quiet = COLUMNS[column].quiet()
         if quiet.optimum is not None:
-            first = quiet.optimum - quiet.evaluate(np.zeros((1, quiet.n_parameters)))[0]
-            found[column] = (quiet.optimum, float(first))
+            found[column] = (quiet.optimum, gap(quiet))
     return found
 
 
