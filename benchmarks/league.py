@@ -1,19 +1,19 @@
 """What the league table says: runs read from their files, compared mark by mark, as Markdown and a picture.
 
 `samples.py` makes the runs and calls `report`. A value is the mean over seeds; rows are compared by paired
-differences, seed by seed, with a 95 % interval of Student's t.
+differences, seed by seed, with a 95 % interval of Student's t. A run is measured in two ways, by its
+population and by its mean vector; tables are of the population where they do not say otherwise.
 """
 
 from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from klimb._validation import FloatArray
 from klimb.report.figures import mean_and_interval
@@ -23,19 +23,32 @@ Runs = dict[int, FloatArray]
 Table = dict[str, dict[str, Runs]]
 """Column -> row -> runs."""
 
+MEASURES = ("population", "mean vector")
 RIVALS = ("vkd-cma", "dr-creps")  # auto must not be behind these
+POINTS = ("nelder-mead", "random-search")  # these have no search distribution: their population is one point
 
 
-def read(folder: Path, columns: Sequence[str], rows: Collection[str], marks: Sequence[int]) -> Table:
-    """Runs of these columns and rows, as far as there are any."""
+def read(
+    folder: Path,
+    columns: Sequence[str],
+    rows: Collection[str],
+    marks: Sequence[int],
+    ceilings: Mapping[str, float],
+) -> Table:
+    """Runs of these columns and rows, as far as there are any.
+
+    What is above the ceiling of its column counts as if it were there: all of it is as good as the optimum.
+    """
     table: Table = {}
     for column in columns:
         found: dict[str, Runs] = {}
+        ceiling = ceilings.get(column, math.inf)
         for line in stored(folder, column):
             if line["row"] in rows:
                 runs = found.setdefault(line["row"], {})
                 run = runs.setdefault(int(line["seed"]), np.full((len(marks), 2), np.nan))
-                run[marks.index(int(line["mark"]))] = float(line["population"]), float(line["mean"])
+                values = float(line["population"]), float(line["mean"])
+                run[marks.index(int(line["mark"]))] = np.minimum(values, ceiling)
         if found:
             table[column] = found
     return table
@@ -50,9 +63,9 @@ def stored(folder: Path, column: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def averages(runs: Runs) -> FloatArray:
-    """Mean of the population over seeds, (marks,); NaN where a seed is missing."""
-    mean: FloatArray = np.mean([run[:, 0] for run in runs.values()], axis=0)
+def averages(runs: Runs, measure: str = "population") -> FloatArray:
+    """Mean over seeds, (marks,); NaN where a seed is missing."""
+    mean: FloatArray = np.mean([run[:, MEASURES.index(measure)] for run in runs.values()], axis=0)
     return mean
 
 
@@ -93,8 +106,10 @@ def interval(pair: FloatArray) -> tuple[float, float, float]:
     return float(mean), float(mean) - reach, float(mean) + reach
 
 
-def report(table: Table, tuned: Collection[str], marks: Sequence[int]) -> str:
-    """Markdown: for either half, how often auto leads, ranks, verdicts; then every column."""
+def report(
+    table: Table, tuned: Collection[str], marks: Sequence[int], kind: Callable[[str], str] = str
+) -> str:
+    """Markdown: for either half, how often auto leads, ranks, verdicts; then every kind and every column."""
     parts = []
     for half, members in (
         ("Not tuned on", [column for column in table if column not in tuned]),
@@ -104,31 +119,46 @@ def report(table: Table, tuned: Collection[str], marks: Sequence[int]) -> str:
         if chosen:
             parts += [
                 f"### {half}: {len(chosen)} columns",
-                *summary(chosen, marks),
+                summary(chosen, marks),
+                ranking(chosen, marks),
+                kinds_of(chosen, marks, kind),
                 columns_of(chosen, marks),
             ]
     return "\n\n".join(parts)
 
 
-def summary(table: Table, marks: Sequence[int]) -> list[str]:
-    """How often auto leads, the mean ranks, and what the intervals say."""
-    leads = {column: leading(rows) for column, rows in table.items()}
-    won = sum(bool(lead.all()) for lead in leads.values())
-    share = np.concatenate(list(leads.values())).mean()
+def summary(table: Table, marks: Sequence[int]) -> str:
+    """How often auto leads, and whom it is behind."""
     told = list(differences(table, marks))
     behind = {
         rival: sorted({each.column for each in told if each.rival == rival and each.verdict == "behind"})
         for rival in RIVALS
     }
-    lines = [
-        f"By the mean over seeds, auto is ahead of every other row at every mark in {won} of {len(table)} "
-        f"columns, and at {share:.0%} of all marks. "
-        + " ".join(
-            f"It is behind {rival} beyond the 95 % interval at some mark in {len(names)} columns"
-            + (f" ({', '.join(names)})." if names else ".")
-            for rival, names in behind.items()
-        )
-    ]
+    return " ".join(
+        [
+            f"By the mean over seeds, auto is ahead of every other row at every mark in {won(table)}.",
+            f"Without the rows that are a single point ({', '.join(POINTS)}): {won(table, POINTS)}.",
+            f"By the mean vector instead of the population: {won(table, measure='mean vector')}.",
+            *(
+                f"It is behind {rival} beyond the 95 % interval at some mark in {len(names)} columns"
+                + (f" ({', '.join(names)})." if names else ".")
+                for rival, names in behind.items()
+            ),
+        ]
+    )
+
+
+def won(table: Table, without: Collection[str] = (), measure: str = "population") -> str:
+    """In how many columns auto leads at every mark, and at how many marks."""
+    leads = [leading(rows, measure, without) for rows in table.values()]
+    marks = np.concatenate([lead[np.isfinite(lead)] for lead in leads])
+    columns = sum(not (lead == 0).any() for lead in leads)
+    return f"{columns} of {len(table)} columns, and at {marks.mean():.0%} of all marks"
+
+
+def ranking(table: Table, marks: Sequence[int]) -> str:
+    """Mean ranks, and what the intervals say."""
+    told = list(differences(table, marks))
     places: dict[str, list[FloatArray]] = {}
     for rows in table.values():
         means = np.array([averages(runs) for runs in rows.values()])
@@ -141,21 +171,33 @@ def summary(table: Table, marks: Sequence[int]) -> list[str]:
         verdicts = [each.verdict for each in told if each.rival == row]
         counts = [str(verdicts.count(kind)) if verdicts else "" for kind in ("ahead", "undecided", "behind")]
         body.append([row, str(len(places[row])), *(number(rank, ".1f") for rank in ranks[row]), *counts])
-    lines.append(
-        markdown(
-            ["mean rank after", "columns", *map(str, marks), "auto ahead", "undecided", "auto behind"], body
-        )
+    return markdown(
+        ["mean rank after", "columns", *map(str, marks), "auto ahead", "undecided", "auto behind"], body
     )
-    return lines
 
 
-def leading(rows: Mapping[str, Runs]) -> NDArray[np.bool_]:
-    """Whether auto is ahead of all others or level with the best, at every mark that it reached."""
-    own = averages(rows["auto"])
-    others = [averages(runs) for row, runs in rows.items() if row != "auto"]
+def kinds_of(table: Table, marks: Sequence[int], kind: Callable[[str], str]) -> str:
+    """Per kind of column: the share of columns where auto leads, by population without points / by mean."""
+    groups: dict[str, list[str]] = {}
+    for column in table:
+        groups.setdefault(kind(column), []).append(column)
+    body = []
+    for name, members in groups.items():
+        population = column_means(np.array([leading(table[column], without=POINTS) for column in members]))
+        mean = column_means(np.array([leading(table[column], "mean vector") for column in members]))
+        cells = [f"{number(a, '.0%')} / {number(b, '.0%')}" for a, b in zip(population, mean, strict=True)]
+        body.append([name, str(len(members)), *cells])
+    return markdown(["auto leads in, population / mean vector", "columns", *map(str, marks)], body)
+
+
+def leading(
+    rows: Mapping[str, Runs], measure: str = "population", without: Collection[str] = ()
+) -> FloatArray:
+    """1 where auto is ahead of all or level with the best, else 0, (marks,); NaN where it did not run."""
+    own = averages(rows["auto"], measure)
+    others = [averages(runs, measure) for row, runs in rows.items() if row not in ("auto", *without)]
     best = np.fmax.reduce(others) if others else np.full_like(own, np.nan)
-    lead: NDArray[np.bool_] = ~(best > own)
-    return lead[np.isfinite(own)]
+    return np.where(np.isfinite(own), ~(best > own), np.nan)
 
 
 def columns_of(table: Table, marks: Sequence[int]) -> str:

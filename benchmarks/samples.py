@@ -50,6 +50,7 @@ NOISE = 0.01  # standard deviation of the noise of functions, as a share of what
 TARGETS = 10.0 ** np.arange(
     0.0, -6.25, -0.25
 )  # gaps to the optimum of the data profile, in shares of the first
+SOLVED = 1e-9  # a gap to the optimum below this share of the first counts as none: the rest is rounding
 RESULTS = Path(__file__).parent / "results" / "samples"
 HEADER = ("row", "seed", "mark", "population", "mean", "ms")
 
@@ -147,6 +148,18 @@ TUNED = tuple(
     or "-10of" in name
     or name in ("ship-fixed", "ball-fixed", "swimmer-v5", "rosenbrock-20of20", "sphere-100of100-rotated")
 )
+
+
+def kind(name: str) -> str:
+    """What a column is one of, in words."""
+    column = COLUMNS[name]
+    if column.task.startswith("gymnasium:"):
+        return "Gymnasium"
+    if column.task == "lqr":
+        return f"LQR, {column.options['start']} start"
+    if "n_effective" in column.options:
+        return f"functions of {column.options['n_parameters']}" + ", noisy" * column.noisy
+    return "ship and robots"
 
 
 class Timed:
@@ -318,7 +331,7 @@ def main() -> None:
         print(f"{hardship(10_000)} failures in 10,000 updates")
         return
     if not arguments.report:
-        known = ALGORITHMS | BASELINES
+        algorithms = ALGORITHMS | BASELINES
         jobs: list[tuple[str, str, int, int]] = []
         for column in columns:
             last = str(max(mark for mark in MARKS if mark <= arguments.last))
@@ -329,7 +342,7 @@ def main() -> None:
                 (column, row, seed, arguments.last)
                 for seed in arguments.seeds or COLUMNS[column].seeds
                 for row in rows
-                if (row, str(seed)) not in there and known[ROWS[row].algorithm].missing is None
+                if (row, str(seed)) not in there and algorithms[ROWS[row].algorithm].missing is None
             ]
         jobs.sort(key=lambda job: job[2])  # a seed of every column before the next: what there is, is even
         with Progress(console=console, transient=True) as progress:
@@ -340,16 +353,24 @@ def main() -> None:
                 else:
                     console.print(f"{outcome.job}: {outcome.trouble}")
                 progress.advance(bar)
-    table = league.read(RESULTS, columns, rows, MARKS)
-    print(league.report(table, TUNED, MARKS))
+    known_gaps = gaps(columns)
+    ceilings = {column: optimum - SOLVED * first for column, (optimum, first) in known_gaps.items()}
+    table = league.read(RESULTS, columns, rows, MARKS, ceilings)
+    print(league.report(table, TUNED, MARKS, kind))
     if arguments.differences:
         league.write_differences(table, MARKS, arguments.differences)
     if arguments.picture:
         halves = {
             half: league.profiles(
-                table, gaps(column for column in table if (column in TUNED) == tuned), rows, TARGETS
+                table,
+                {column: known_gaps[column] for column in known_gaps.keys() & members},
+                rows,
+                TARGETS,
             )
-            for half, tuned in (("not tuned on", False), ("tuned on", True))
+            for half, members in (
+                ("not tuned on", table.keys() - set(TUNED)),
+                ("tuned on", table.keys() & set(TUNED)),
+            )
         }
         league.draw_profiles(halves, MARKS, arguments.picture)
 

@@ -41,14 +41,20 @@ def test_one_seed_decides_nothing(table):
 def test_leading_is_by_the_mean_over_seeds_at_every_mark(table):
     np.testing.assert_array_equal(league.leading(table["easy"]), [True, True])
     np.testing.assert_array_equal(league.leading(table["hard"]), [False, True])
+    np.testing.assert_array_equal(league.leading(table["hard"], without=["vkd-cma"]), [True, True])
+    table["easy"]["vkd-cma"][101][1, 1] = 0.0  # its mean vector alone is better
+    np.testing.assert_array_equal(league.leading(table["easy"]), [True, True])
+    np.testing.assert_array_equal(league.leading(table["easy"], "mean vector"), [True, False])
 
 
 def test_the_report_keeps_the_halves_apart_and_names_who_is_ahead(table):
-    first, second = league.report(table, ["easy"], MARKS).split("### Tuned on: 1 columns")
+    report = league.report(table, ["easy"], MARKS, kind=str.upper)
+    first, second = report.split("### Tuned on: 1 columns")
     assert first.startswith("### Not tuned on: 1 columns")
     assert "at every mark in 0 of 1 columns, and at 50% of all marks" in first
     assert "| hard | 1 | −2 (vkd-cma −1) | −1 |" in first
     assert "| ars | 1 | 3.0 |  |" in first
+    assert "| HARD | 1 | 0% / 0% | 100% / 100% |" in first
     assert "in 1 of 1 columns, and at 100% of all marks" in second
 
 
@@ -73,10 +79,12 @@ def test_runs_and_differences_are_written_and_read(table, tmp_path):
     (tmp_path / "easy.csv").write_text(
         "row,seed,mark,population,mean,ms\nauto,100,250,-1.5,-1.25,0.9\nars,100,100,-3,-2,0.1\n"
     )
-    read = league.read(tmp_path, ["easy", "hard"], ["auto"], MARKS)
+    read = league.read(tmp_path, ["easy", "hard"], ["auto"], MARKS, {})
     assert list(read) == ["easy"]
     assert list(read["easy"]) == ["auto"]
     np.testing.assert_array_equal(read["easy"]["auto"][100], [[np.nan, np.nan], [-1.5, -1.25]])
+    level = league.read(tmp_path, ["easy"], ["auto"], MARKS, {"easy": -1.4})
+    np.testing.assert_array_equal(level["easy"]["auto"][100][1], [-1.5, -1.4])
     league.write_differences(table, MARKS, tmp_path / "differences.csv")
     with (tmp_path / "differences.csv").open() as file:
         lines = list(csv.DictReader(file))
