@@ -68,7 +68,7 @@ bench-peers: $(VENV)/.installed-test $(PEERS_VENV)/.installed  ## beside Mushroo
 	$(BIN)/python benchmarks/peers.py --mushroom $(PEERS_VENV)/bin/python
 
 bench-samples: $(VENV)/.installed-test  ## the league table of searches: run what is missing of it (hours), then report
-	$(BIN)/python benchmarks/samples.py --workers 2 --picture docs/figures/data-profile.png --differences benchmarks/results/samples-differences.csv
+	$(BIN)/python benchmarks/samples.py --workers 2 --publish
 
 paper: $(VENV)/.installed  ## rerun what is missing of the paper (hours), draw its figures, judge its claims
 	$(BIN)/klimb reproduce all --figures docs/figures

@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 import numpy as np
 from core import console, least
+from publishing import DOCS, publish
 from rich.progress import Progress
 
 import klimb
@@ -28,9 +29,7 @@ from klimb.effectiveness import mutual_information
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "peers.json"
-PAGE = HERE.parent / "docs" / "performance.md"
-PICTURE = HERE.parent / "docs" / "figures" / "performance.png"
-BEGIN, END = "<!-- made by make bench-peers: begin -->", "<!-- made by make bench-peers: end -->"
+PAGE, PICTURE = DOCS / "performance.md", DOCS / "figures" / "performance.png"
 
 SIZES = (100, 450, 1000)
 BATCH = 250
@@ -320,15 +319,6 @@ def draw(figures: dict[str, Any]) -> None:
     plt.close(figure)
 
 
-def publish(figures: dict[str, Any]) -> None:
-    """Put the figures between the marks of the page."""
-    text = PAGE.read_text()
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}\n\n{page(figures)}\n\n{END}{after}")
-    draw(figures)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -339,7 +329,9 @@ def main() -> None:
     if not arguments.draw:
         figures = measure(arguments.mushroom)
         RESULTS.write_text(json.dumps(figures, indent=1) + "\n")
-    publish(json.loads(RESULTS.read_text()))
+    figures = json.loads(RESULTS.read_text())
+    publish(PAGE, "make bench-peers", page(figures))
+    draw(figures)
     console.print(f"{RESULTS.name}, {PAGE.name} and {PICTURE.name} are written.")
 
 

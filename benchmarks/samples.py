@@ -4,6 +4,7 @@
     python benchmarks/samples.py --columns 'lqr*' --seeds 100 101  a part of it
     python benchmarks/samples.py --rows auto vkd-cma --workers 2
     python benchmarks/samples.py --report                          report on what there is, as Markdown
+    python benchmarks/samples.py --report --publish                and put it into docs/samples.md
     python benchmarks/samples.py --list                            rows and columns
     python benchmarks/samples.py --hardship                        10,000 updates of auto with adverse returns
 
@@ -32,6 +33,7 @@ from typing import Any
 import league
 import numpy as np
 from numpy.typing import ArrayLike
+from publishing import DOCS, publish
 from rich.console import Console
 from rich.progress import Progress
 
@@ -52,6 +54,8 @@ TARGETS = 10.0 ** np.arange(
 )  # gaps to the optimum of the data profile, in shares of the first
 SOLVED = 1e-9  # a gap to the optimum below this share of the first counts as none: the rest is rounding
 RESULTS = Path(__file__).parent / "results" / "samples"
+DIFFERENCES = RESULTS.parent / "samples-differences.csv"
+PAGE, PICTURE = DOCS / "samples.md", DOCS / "figures" / "data-profile.png"
 HEADER = ("row", "seed", "mark", "population", "mean", "ms")
 
 
@@ -316,8 +320,9 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, help=f"from {FIRST_SEED} on")
     parser.add_argument("--last", type=int, default=MARKS[-1], help="the last mark to run to")
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--picture", type=Path, help="draw the data profiles")
-    parser.add_argument("--differences", type=Path, help="write all paired differences as CSV")
+    parser.add_argument(
+        "--publish", action="store_true", help="write docs/samples.md, its picture and all paired differences"
+    )
     parser.add_argument("--report", action="store_true")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--hardship", action="store_true")
@@ -356,23 +361,21 @@ def main() -> None:
     known_gaps = gaps(columns)
     ceilings = {column: optimum - SOLVED * first for column, (optimum, first) in known_gaps.items()}
     table = league.read(RESULTS, columns, rows, MARKS, ceilings)
-    print(league.report(table, TUNED, MARKS, kind))
-    if arguments.differences:
-        league.write_differences(table, MARKS, arguments.differences)
-    if arguments.picture:
+    report = league.report(table, TUNED, MARKS, kind)
+    print(report)
+    if arguments.publish:
+        publish(PAGE, "make bench-samples", report)
+        league.write_differences(table, MARKS, DIFFERENCES)
         halves = {
             half: league.profiles(
-                table,
-                {column: known_gaps[column] for column in known_gaps.keys() & members},
-                rows,
-                TARGETS,
+                table, {column: known_gaps[column] for column in known_gaps.keys() & members}, rows, TARGETS
             )
             for half, members in (
                 ("not tuned on", table.keys() - set(TUNED)),
                 ("tuned on", table.keys() & set(TUNED)),
             )
         }
-        league.draw_profiles(halves, MARKS, arguments.picture)
+        league.draw_profiles(halves, MARKS, PICTURE)
 
 
 if __name__ == "__main__":

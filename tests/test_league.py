@@ -5,6 +5,7 @@ import csv
 import league
 import numpy as np
 import pytest
+from publishing import publish
 from scipy import stats
 
 MARKS = (100, 250)
@@ -91,3 +92,17 @@ def test_runs_and_differences_are_written_and_read(table, tmp_path):
     assert len(lines) == 5
     assert lines[0]["verdict"] == "undecided"
     assert float(lines[0]["mean"]) == 2.5
+
+
+def test_a_page_keeps_what_is_around_the_marks(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# A\n<!-- made by make b: begin -->\nold\n<!-- made by make b: end -->\nafter\n")
+    publish(page, "make b", "new")
+    publish(page, "make b", "newer")
+    assert page.read_text() == (
+        "# A\n<!-- made by make b: begin -->\n\nnewer\n\n<!-- made by make b: end -->\nafter\n"
+    )
+    before = page.read_text()
+    with pytest.raises(ValueError, match="no place for this: <!-- made by make c: begin"):
+        publish(page, "make c", "new")
+    assert page.read_text() == before
