@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.optimize import isotonic_regression
 
 from klimb._validation import FloatArray
 from klimb.report.figures import mean_and_interval
@@ -283,23 +284,20 @@ def draw_profiles(halves: Mapping[str, Sequence[Profile]], marks: Sequence[int],
 
     shown = {half: lines for half, lines in halves.items() if lines}
     rows = sorted({line.row for lines in shown.values() for line in lines})
-    colours = {row: plt.get_cmap("tab20")(index % 20) for index, row in enumerate(rows)}
+    colours = {row: plt.get_cmap("tab20")(index % 20) for index, row in enumerate(rows)} | {"auto": "black"}
     figure, panels = plt.subplots(1, len(shown), figsize=(5.2 * len(shown), 4.2), sharey=True, squeeze=False)
     for axes, (half, lines) in zip(panels[0], shown.items(), strict=True):
-        ends: list[float] = []
-        for line in sorted(lines, key=lambda line: line.share[-1]):
+        lines = sorted(lines, key=lambda line: line.share[-1])
+        for line, end in zip(lines, apart(np.array([line.share[-1] for line in lines])), strict=True):
             style: dict[str, Any] = {"color": colours[line.row], "lw": 2.6 if line.row == "auto" else 1.3}
             axes.plot(marks, line.share, marker="o", ms=3, **style)
-            end = max(line.share[-1], ends[-1] + 0.035) if ends else line.share[-1]
-            ends.append(end)
-            weight = "bold" if line.row == "auto" else "normal"
             axes.annotate(
                 line.row,
                 (marks[-1] * 1.08, end),
                 color=colours[line.row],
                 fontsize=7,
                 va="center",
-                weight=weight,
+                weight="bold" if line.row == "auto" else "normal",
             )
         axes.set(xscale="log", xlabel="episodes", title=half, ylim=(0, 1), xlim=(marks[0], marks[-1] * 3))
         axes.set_xticks(marks, [f"{mark:,}" for mark in marks], fontsize=7)
@@ -310,3 +308,10 @@ def draw_profiles(halves: Mapping[str, Sequence[Profile]], marks: Sequence[int],
     figure.tight_layout()
     figure.savefig(path, dpi=150)
     plt.close(figure)
+
+
+def apart(heights: FloatArray, least: float = 0.035) -> FloatArray:
+    """Ascending heights moved as little as needed to lie `least` apart."""
+    steps = least * np.arange(heights.size)
+    moved: FloatArray = isotonic_regression(heights - steps).x + steps
+    return moved

@@ -94,6 +94,14 @@ def test_runs_and_differences_are_written_and_read(table, tmp_path):
     assert float(lines[0]["mean"]) == 2.5
 
 
+def test_names_at_the_ends_of_lines_do_not_overlap(rng):
+    heights = np.sort(rng.uniform(0, 0.3, 14))
+    moved = league.apart(heights, 0.035)
+    assert np.diff(moved).min() >= 0.035 - 1e-12
+    np.testing.assert_allclose(moved.mean(), heights.mean())  # as much up as down
+    np.testing.assert_allclose(league.apart(np.array([0.1, 0.2, 0.9]), 0.035), [0.1, 0.2, 0.9])
+
+
 def test_a_page_keeps_what_is_around_the_marks(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("# A\n<!-- made by make b: begin -->\nold\n<!-- made by make b: end -->\nafter\n")
