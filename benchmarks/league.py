@@ -261,8 +261,10 @@ def profiles(
     """Shares of (column, seed, target) that the mean vector has reached.
 
     `gaps` has, for columns with a known optimum, the optimum and what the first mean falls short of it; a
-    target is a share of that.
+    target is a share of that. Columns that not all of the rows have run are left out.
     """
+    present = {row for column in gaps for row in table[column]} & set(rows)
+    gaps = {column: gap for column, gap in gaps.items() if present <= table[column].keys()}
     made = []
     for row in rows:
         reached = []

@@ -72,6 +72,9 @@ def test_a_profile_counts_targets_that_were_ever_reached(table, tmp_path):
     assert [line.row for line in made] == ["auto", "vkd-cma"]
     np.testing.assert_allclose(made[0].share, [0.5, 0.75])  # gaps of .2 and .4, then of .1
     np.testing.assert_allclose(made[1].share, [0.375, 0.5])  # .5 and .6, then .15 and .125
+    both = league.profiles(table, {"easy": (0.0, 10.0), "hard": (0.0, 10.0)}, ["auto", "ars"], targets)
+    assert [line.row for line in both] == ["auto", "ars"]
+    np.testing.assert_allclose(both[0].share, [0.5, 0.75])  # of the hard one alone, which both have run
     league.draw_profiles({"all": made, "none": []}, MARKS, tmp_path / "profile.png")
     assert (tmp_path / "profile.png").stat().st_size > 1000
 
