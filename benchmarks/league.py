@@ -29,27 +29,16 @@ RIVALS = ("vkd-cma", "dr-creps")  # auto must not be behind these
 POINTS = ("nelder-mead", "random-search")  # these have no search distribution: their population is one point
 
 
-def read(
-    folder: Path,
-    columns: Sequence[str],
-    rows: Collection[str],
-    marks: Sequence[int],
-    ceilings: Mapping[str, float],
-) -> Table:
-    """Runs of these columns and rows, as far as there are any.
-
-    What is above the ceiling of its column counts as if it were there: all of it is as good as the optimum.
-    """
+def read(folder: Path, columns: Sequence[str], rows: Collection[str], marks: Sequence[int]) -> Table:
+    """Runs of these columns and rows, as far as there are any."""
     table: Table = {}
     for column in columns:
         found: dict[str, Runs] = {}
-        ceiling = ceilings.get(column, math.inf)
         for line in stored(folder, column):
             if line["row"] in rows:
                 runs = found.setdefault(line["row"], {})
                 run = runs.setdefault(int(line["seed"]), np.full((len(marks), 2), np.nan))
-                values = float(line["population"]), float(line["mean"])
-                run[marks.index(int(line["mark"]))] = np.minimum(values, ceiling)
+                run[marks.index(int(line["mark"]))] = float(line["population"]), float(line["mean"])
         if found:
             table[column] = found
     return table
@@ -62,6 +51,17 @@ def stored(folder: Path, column: str) -> list[dict[str, str]]:
         return []
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def levelled(table: Table, ceilings: Mapping[str, float]) -> Table:
+    """The table with what is above the ceiling of its column put there: that is as good as the optimum."""
+    return {
+        column: {
+            row: {seed: np.minimum(run, ceilings.get(column, math.inf)) for seed, run in runs.items()}
+            for row, runs in rows.items()
+        }
+        for column, rows in table.items()
+    }
 
 
 def averages(runs: Runs, measure: str = "population") -> FloatArray:
@@ -107,9 +107,7 @@ def interval(pair: FloatArray) -> tuple[float, float, float]:
     return float(mean), float(mean) - reach, float(mean) + reach
 
 
-def report(
-    table: Table, tuned: Collection[str], marks: Sequence[int], kind: Callable[[str], str] = str
-) -> str:
+def report(table: Table, tuned: Collection[str], marks: Sequence[int], kind: Callable[[str], str]) -> str:
     """Markdown: for either half, how often auto leads, ranks, verdicts; then every kind and every column."""
     parts = []
     for half, members in (
@@ -118,19 +116,19 @@ def report(
     ):
         chosen = {column: table[column] for column in members if "auto" in table[column]}
         if chosen:
+            told = list(differences(chosen, marks))
             parts += [
                 f"### {half}: {len(chosen)} columns",
-                summary(chosen, marks),
-                ranking(chosen, marks),
+                summary(chosen, told),
+                ranking(chosen, marks, told),
                 kinds_of(chosen, marks, kind),
                 columns_of(chosen, marks),
             ]
     return "\n\n".join(parts)
 
 
-def summary(table: Table, marks: Sequence[int]) -> str:
+def summary(table: Table, told: Sequence[Difference]) -> str:
     """How often auto leads, and whom it is behind."""
-    told = list(differences(table, marks))
     behind = {
         rival: sorted({each.column for each in told if each.rival == rival and each.verdict == "behind"})
         for rival in RIVALS
@@ -157,9 +155,8 @@ def won(table: Table, without: Collection[str] = (), measure: str = "population"
     return f"{columns} of {len(table)} columns, and at {marks.mean():.0%} of all marks"
 
 
-def ranking(table: Table, marks: Sequence[int]) -> str:
+def ranking(table: Table, marks: Sequence[int], told: Sequence[Difference]) -> str:
     """Mean ranks, and what the intervals say."""
-    told = list(differences(table, marks))
     places: dict[str, list[FloatArray]] = {}
     for rows in table.values():
         means = np.array([averages(runs) for runs in rows.values()])

@@ -96,14 +96,12 @@ class Column:
     noisy: bool = False
     slow: bool = False
 
-    def make(self) -> Any:
-        """The task that is searched."""
-        quiet = self.quiet()
-        return self.quiet(noise=NOISE * gap(quiet)) if self.noisy else quiet
-
-    def quiet(self, **options: float) -> Any:
-        """The task that a search is judged by: without the noise that was added."""
-        return klimb.make_task(self.task, **self.options, **options)
+    def tasks(self) -> tuple[Any, Any]:
+        """The task that is searched, and the one that a search is judged by: without the noise."""
+        quiet: Any = klimb.make_task(self.task, **self.options)
+        if not self.noisy:
+            return quiet, quiet
+        return klimb.make_task(self.task, **self.options, noise=NOISE * gap(quiet)), quiet
 
     @property
     def seeds(self) -> range:
@@ -194,7 +192,7 @@ def judge(task: Any, learner: Any, seed: int, mark: int) -> tuple[float, float]:
 
 def perform(column: str, row: str, seed: int, last: int) -> list[tuple[str, ...]]:
     """One run: a line per mark."""
-    task, quiet = COLUMNS[column].make(), COLUMNS[column].quiet()
+    task, quiet = COLUMNS[column].tasks()
     entry, n = ROWS[row], task.n_parameters
     settings, batch = usual_settings(COLUMNS[column].task, entry.algorithm, n)
     settings |= entry.settings
@@ -225,8 +223,9 @@ def perform(column: str, row: str, seed: int, last: int) -> list[tuple[str, ...]
         callback=follow,
     )
     spent[0] = time.process_time() - begin - timed.seconds - spent[1]
-    for mark in marks:  # a search that came to its end stays where it is
-        judged.setdefault(mark, judge(quiet, result.optimizer, seed, mark))
+    for mark in marks:
+        if mark not in judged:  # a search that came to its end stays where it is
+            judged[mark] = judge(quiet, result.optimizer, seed, mark)
     cost = f"{1e3 * spent[0] / result.episodes:.3g}"
     return [(row, str(seed), str(mark), *(f"{value:.8g}" for value in judged[mark]), cost) for mark in marks]
 
@@ -245,7 +244,7 @@ def gaps(columns: Iterable[str]) -> dict[str, tuple[float, float]]:
     """Optimum, and what the zero vector falls short of it, where the optimum is known."""
     found = {}
     for column in columns:
-        quiet = COLUMNS[column].quiet()
+        _, quiet = COLUMNS[column].tasks()
         if quiet.optimum is not None:
             found[column] = (quiet.optimum, gap(quiet))
     return found
@@ -358,9 +357,10 @@ def main() -> None:
                 else:
                     console.print(f"{outcome.job}: {outcome.trouble}")
                 progress.advance(bar)
-    known_gaps = gaps(columns)
+    table = league.read(RESULTS, columns, rows, MARKS)
+    known_gaps = gaps(table)
     ceilings = {column: optimum - SOLVED * first for column, (optimum, first) in known_gaps.items()}
-    table = league.read(RESULTS, columns, rows, MARKS, ceilings)
+    table = league.levelled(table, ceilings)
     report = league.report(table, TUNED, MARKS, kind)
     print(report)
     if arguments.publish:
