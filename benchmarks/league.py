@@ -151,8 +151,9 @@ def won(table: Table, without: Collection[str] = (), measure: str = "population"
     """In how many columns auto leads at every mark, and at how many marks."""
     leads = [leading(rows, measure, without) for rows in table.values()]
     marks = np.concatenate([lead[np.isfinite(lead)] for lead in leads])
-    columns = sum(not (lead == 0).any() for lead in leads)
-    return f"{columns} of {len(table)} columns, and at {marks.mean():.0%} of all marks"
+    whole = [lead for lead in leads if np.isfinite(lead).all()]
+    columns = sum(int(lead.all()) for lead in whole)
+    return f"{columns} of {len(whole)} columns that ran to the end, and at {marks.mean():.0%} of all marks"
 
 
 def ranking(table: Table, marks: Sequence[int], told: Sequence[Difference]) -> str:
@@ -258,10 +259,14 @@ def profiles(
     """Shares of (column, seed, target) that the mean vector has reached.
 
     `gaps` has, for columns with a known optimum, the optimum and what the first mean falls short of it; a
-    target is a share of that. Columns that not all of the rows have run are left out.
+    target is a share of that. Columns that not all of the rows have run to the last mark are left out.
     """
     present = {row for column in gaps for row in table[column]} & set(rows)
-    gaps = {column: gap for column, gap in gaps.items() if present <= table[column].keys()}
+    ended = {
+        column: {row for row, runs in table[column].items() if np.isfinite(averages(runs, "mean vector")[-1])}
+        for column in gaps
+    }
+    gaps = {column: gap for column, gap in gaps.items() if present <= ended[column]}
     made = []
     for row in rows:
         reached = []

@@ -52,11 +52,16 @@ def test_the_report_keeps_the_halves_apart_and_names_who_is_ahead(table):
     report = league.report(table, ["easy"], MARKS, kind=str.upper)
     first, second = report.split("### Tuned on: 1 columns")
     assert first.startswith("### Not tuned on: 1 columns")
-    assert "at every mark in 0 of 1 columns, and at 50% of all marks" in first
+    assert "at every mark in 0 of 1 columns that ran to the end, and at 50% of all marks" in first
     assert "| hard | 1 | −2 (vkd-cma −1) | −1 |" in first
     assert "| ars | 1 | 3.0 |  |" in first
     assert "| HARD | 1 | 0% / 0% | 100% / 100% |" in first
-    assert "in 1 of 1 columns, and at 100% of all marks" in second
+    assert "in 1 of 1 columns that ran to the end, and at 100% of all marks" in second
+
+
+def test_a_column_that_did_not_run_to_the_end_counts_for_its_marks_only(table):
+    table["short"] = {"auto": runs([-1.0, np.nan]), "vkd-cma": runs([-2.0, np.nan])}
+    assert league.won(table) == "1 of 2 columns that ran to the end, and at 80% of all marks"
 
 
 def test_a_rival_that_is_ahead_beyond_the_interval_is_named():
@@ -72,7 +77,10 @@ def test_a_profile_counts_targets_that_were_ever_reached(table, tmp_path):
     assert [line.row for line in made] == ["auto", "vkd-cma"]
     np.testing.assert_allclose(made[0].share, [0.5, 0.75])  # gaps of .2 and .4, then of .1
     np.testing.assert_allclose(made[1].share, [0.375, 0.5])  # .5 and .6, then .15 and .125
-    both = league.profiles(table, {"easy": (0.0, 10.0), "hard": (0.0, 10.0)}, ["vkd-cma", "ars"], targets)
+    gaps = {"easy": (0.0, 10.0), "hard": (0.0, 10.0)}
+    assert league.profiles(table, gaps, ["vkd-cma", "ars"], targets) == []  # no column has both to the end
+    table["hard"]["ars"][100][1] = -4.0
+    both = league.profiles(table, gaps, ["vkd-cma", "ars"], targets)
     assert [line.row for line in both] == ["vkd-cma", "ars"]
     np.testing.assert_allclose(both[0].share, [0.75, 0.75])  # of the hard one alone, which both have run
     league.draw_profiles({"all": made, "none": []}, MARKS, tmp_path / "profile.png")
