@@ -48,6 +48,14 @@ def test_leading_is_by_the_mean_over_seeds_at_every_mark(table):
     np.testing.assert_array_equal(league.leading(table["easy"], "mean vector"), [True, False])
 
 
+@pytest.mark.parametrize("seeds", [1, 3, 7, 11])
+def test_rows_that_are_level_in_all_seeds_are_level_however_many_there_are(seeds):
+    rows = {"auto": runs(*[[-0.1, -0.0014939]] * 6), "more": runs(*[[-0.1, -0.0014939]] * seeds)}
+    np.testing.assert_array_equal(league.leading(rows), [True, True])
+    rows = {"auto": rows["more"], "more": rows["auto"]}
+    np.testing.assert_array_equal(league.leading(rows), [True, True])
+
+
 def test_the_report_keeps_the_halves_apart_and_names_who_is_ahead(table):
     report = league.report(table, ["easy"], MARKS, kind=str.upper)
     first, second = report.split("### Tuned on: 1 columns")
