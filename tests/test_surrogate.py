@@ -369,6 +369,26 @@ def test_any_number_of_episodes_at_a_time_will_do(batch, covariance):
     assert bowl(optimizer.mean[None])[0] > -1e-2
 
 
+@pytest.mark.parametrize(("batch", "n", "condition"), [(4, 20, 1e6), (50, 100, 1.0)])
+def test_how_far_it_gets_does_not_hang_on_the_episodes_per_update(batch, n, condition, rng):
+    stretch = np.append(condition ** np.linspace(0, 1, 10), np.zeros(n - 10))
+
+    def f(theta):
+        return -np.square(theta - 1) @ stretch
+
+    optimizer = klimb.Optimizer(klimb.auto(), mean=np.zeros(n), std=0.5, seed=0)
+    run(optimizer, f, 1000 // batch, batch)
+    assert f(optimizer.sample(rng, 200)).mean() / f(np.zeros((1, n)))[0] < 1e-5
+
+
+@given(st.integers(2, 2000), st.integers(1, 10**5))
+def test_an_update_goes_as_far_as_its_episodes_but_not_too_far(n_new, n):
+    far = surrogate.pace(n_new, n)
+    assert far == pytest.approx(min(n_new / 8, max(1.0, np.sqrt(n) / 4)))
+    assert far * 2 / np.sqrt(n) <= max(0.5, 2 / np.sqrt(n)) * (1 + 1e-12)
+    assert surrogate.pace(8, n) == 1.0
+
+
 def test_what_matters_is_found_under_the_names_of_the_parameters():
     def f(theta):
         return -10 * np.square(theta[:, 7] - 1) - np.square(theta[:, 2] + theta[:, 4])
@@ -381,14 +401,16 @@ def test_what_matters_is_found_under_the_names_of_the_parameters():
     assert info.effectiveness.shape == (20,)
 
 
-@given(st.integers(0, 10**6))
-def test_the_divergence_stays_within_what_the_skill_allows(seed):
+@given(st.integers(0, 10**6), st.sampled_from([2, 6, 8, 40]), st.sampled_from([5, 30]))
+def test_the_divergence_stays_within_what_skill_and_episodes_allow(seed, batch, n):
     rng = np.random.default_rng(seed)
-    optimizer = klimb.Optimizer(klimb.auto(), mean=np.zeros(5), std=1.0, seed=seed)
+    optimizer = klimb.Optimizer(klimb.auto(), mean=np.zeros(n), std=1.0, seed=seed)
+    steps = min(batch / 8, max(1.0, np.sqrt(n) / 4))
     for _ in range(6):
-        theta = optimizer.ask(6)
-        info = optimizer.tell(theta, bowl(theta) * 10.0 ** rng.uniform(-3, 3) + rng.standard_normal(6))
-        assert info.kl <= 4 / (1 - info.skill) * (1 + 1e-6)
+        theta = optimizer.ask(batch)
+        returns = bowl(theta) * 10.0 ** rng.uniform(-3, 3) + rng.standard_normal(batch)
+        info = optimizer.tell(theta, returns)
+        assert info.kl <= 4 * steps**2 / (1 - info.skill) * (1 + 1e-6)
 
 
 def test_scale_and_offset_of_the_returns_do_not_matter():

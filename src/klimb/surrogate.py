@@ -44,8 +44,12 @@ STEPS = 2
 EVERYWHERE = 0.05
 # The variance of the constant: large against 1, the variance of what it is added to.
 CONSTANT = 100.0
-# KL(new || old) in nats that an update without any skill may take, as much as :func:`widening` asks for.
+# KL(new || old) in nats that an update without any skill may take, as much as :func:`widening` asks for, and
+# the number of new episodes for which it may.
 LARGEST_STEP = 4.0
+EPISODES_PER_STEP = 8
+# However many episodes are new, no more than this is added to the log of all standard deviations at once.
+LARGEST_CHANGE = 0.5
 # Skill is believed up to here; a perfect fit of few episodes is none.
 LARGEST_SKILL = 0.999
 # A standard deviation never falls below this share of the largest: rounding would eat it.
@@ -208,6 +212,7 @@ def learn(
     unit = math.sqrt(fit.variance)
     g, H, Q = fit.gradient / unit, fit.hessian / unit, fit.skill
     h, axes = np.linalg.eigh(H) if full else (H, None)
+    far = pace(n_new, n)
     if on_plateau(returns):
         d, scale = gather(z, returns)
         climbed = d if axes is None else axes.T @ d
@@ -225,8 +230,8 @@ def learn(
     # the target: as much of the curvature as the skill supports, positive definite by construction
     explained = float(g @ g + np.square(h).sum() / 2)
     phi = min(1.0, Q / explained) if explained > 0 else 0.0
-    p = (1 - phi * h / max(1.0, 2 * float(h.max()))) * math.exp(-2 * scale)
-    d, p, eta = bounded_step(climbed, p, LARGEST_STEP / (1 - Q))
+    p = (1 - phi * h / max(1.0, 2 * float(h.max()))) * math.exp(-2 * far * scale)
+    d, p, eta = bounded_step(climbed, p, far**2 * LARGEST_STEP / (1 - Q))
 
     rate = n_new / (n_new + 2 * len(y))  # an average over about two lengths of the buffer
     if axes is not None:
@@ -423,6 +428,12 @@ def climb(g: FloatArray, h: FloatArray, bound: float) -> FloatArray:
     return d
 
 
+def pace(n_new: int, n: int) -> float:
+    """How far an update may go, in steps of :data:`EPISODES_PER_STEP`: an update per 4 goes as far as two."""
+    longest = LARGEST_CHANGE * math.sqrt(n) / 2  # a step adds up to 2 / sqrt(n)
+    return min(n_new / EPISODES_PER_STEP, max(1.0, longest))
+
+
 def on_plateau(returns: FloatArray) -> bool:
     """Whether half of the returns or more are the worst: a landscape without slope but for a few spots."""
     return bool(2 * np.count_nonzero(returns == returns.min()) >= returns.size)
@@ -450,7 +461,7 @@ def gather(z: FloatArray, returns: FloatArray) -> tuple[FloatArray, float]:
 def widening(fit: Fit, n: int) -> float:
     """Log factor of all standard deviations: up where the slope counts for more than the curvature.
 
-    At most 2 / sqrt(n), a divergence of some 4 nats.
+    At most 2 / sqrt(n), a divergence of some 4 nats, for a step of :func:`pace` 1.
     """
     slope, quadratic, isotropic, _, even = fit.amplitudes
     # t2 is the variance of all curvature, for which noise is taken easily, t2 |V|^2 that of the mean
