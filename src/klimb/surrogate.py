@@ -429,7 +429,7 @@ def climb(g: FloatArray, h: FloatArray, bound: float) -> FloatArray:
 
 
 def pace(n_new: int, n: int) -> float:
-    """How far an update may go, in steps of :data:`EPISODES_PER_STEP`: an update per 4 goes as far as two."""
+    """How far an update may go, in proportion to its new episodes: 1 for :data:`EPISODES_PER_STEP`."""
     longest = LARGEST_CHANGE * math.sqrt(n) / 2  # a step adds up to 2 / sqrt(n)
     return min(n_new / EPISODES_PER_STEP, max(1.0, longest))
 
