@@ -430,8 +430,12 @@ def climb(g: FloatArray, h: FloatArray, bound: float) -> FloatArray:
 
 def pace(n_new: int, n: int) -> float:
     """How far an update may go, in proportion to its new episodes: 1 for :data:`EPISODES_PER_STEP`."""
-    longest = LARGEST_CHANGE * math.sqrt(n) / 2  # a step adds up to 2 / sqrt(n)
-    return min(n_new / EPISODES_PER_STEP, max(1.0, longest))
+    return min(n_new / EPISODES_PER_STEP, max(1.0, LARGEST_CHANGE / change_of_step(n)))
+
+
+def change_of_step(n: int) -> float:
+    """What a step of pace 1 adds at most to the log of all standard deviations: some 4 nats in all."""
+    return 2 / math.sqrt(n)
 
 
 def on_plateau(returns: FloatArray) -> bool:
@@ -455,20 +459,20 @@ def gather(z: FloatArray, returns: FloatArray) -> tuple[FloatArray, float]:
     d = weights @ z / weights.sum()
     way = float(np.linalg.norm(d))
     longest = math.sqrt(2 * LARGEST_STEP)
-    return (d * (longest / way), 0.0) if way > longest else (d, -2 / math.sqrt(z.shape[1]))
+    return (d * (longest / way), 0.0) if way > longest else (d, -change_of_step(z.shape[1]))
 
 
 def widening(fit: Fit, n: int) -> float:
     """Log factor of all standard deviations: up where the slope counts for more than the curvature.
 
-    At most 2 / sqrt(n), a divergence of some 4 nats, for a step of :func:`pace` 1.
+    At most :func:`change_of_step`, up or down.
     """
     slope, quadratic, isotropic, _, even = fit.amplitudes
     # t2 is the variance of all curvature, for which noise is taken easily, t2 |V|^2 that of the mean
     # curvature, which is blind to a rough landscape: this lies between them
     curved = 2 * quadratic * math.sqrt(float(np.square(fit.shape).sum()))
     bend = 2 * (curved + isotropic + even)
-    return 2 / math.sqrt(n) * float((slope - bend) / (slope + bend))
+    return change_of_step(n) * float((slope - bend) / (slope + bend))
 
 
 def bounded_step(d: FloatArray, p: FloatArray, bound: float) -> tuple[FloatArray, FloatArray, float]:
