@@ -196,6 +196,17 @@ def test_ars_step_is_the_published_one():
     assert np.allclose(learner.mean, expected)
 
 
+@pytest.mark.parametrize(("noise", "width"), [(None, [0.5, 2.0]), (0.1, [0.04, 0.16])])
+def test_ars_draws_what_it_tries(noise, width):
+    learner = klimb.make_algorithm("ars", noise=noise).start(
+        mean=np.array([3.0, -3.0]), std=np.array([0.5, 2.0]), batch=2000, seed=0
+    )
+    advance(learner, lambda theta: -float(theta @ theta), 3)
+    for drawn in (learner.sample(np.random.default_rng(0), 2000), learner.ask(2000)):
+        assert np.allclose(drawn.mean(axis=0), learner.mean, atol=0.2)
+        assert np.allclose(drawn.std(axis=0), width, rtol=0.1)
+
+
 def test_ars_leaves_pairs_with_a_failed_episode_out():
     directions = Directions(np.eye(3), 1.0, 3)
     step = directions.step(np.array([1.0, 0.0, np.nan, 5.0, 2.0, 3.0]))

@@ -127,8 +127,13 @@ def _ars_steps(settings: dict[str, Any], mean: FloatArray, std: FloatArray, batc
     noise = std if settings["noise"] is None else settings["noise"] * relative
     while True:
         directions = _directions(settings, rng, batch, mean.size)
-        returns = yield Proposal(directions.pairs(mean, noise), mean)
+        returns = yield Proposal(directions.pairs(mean, noise), mean, partial(_around, mean, noise))
         mean = mean + relative * directions.step(returns)
+
+
+def _around(mean: FloatArray, noise: FloatArray, rng: np.random.Generator, count: int) -> FloatArray:
+    """Draw what ARS tries: N(mean, noise^2), which stays as wide as it began."""
+    return mean + noise * rng.standard_normal((count, mean.size))
 
 
 # -------------------------------------------------------------------------------------------------------- V2
