@@ -21,9 +21,12 @@ from klimb.surrogate import (
     learn,
     matched,
     measured_noise,
+    no_noise,
     on_plateau,
     scaled,
 )
+
+NOT_MEASURED = np.empty(0)
 
 
 def draw_pairs(rng, pairs, n):
@@ -184,7 +187,7 @@ def test_pure_noise_has_no_skill_and_moves_the_mean_hardly(rng, full):
     memory, steps = None, []
     for _ in range(20):
         z = draw_pairs(rng, 50, n)
-        learned = learn(prior, z, rng.standard_normal(100), in_pairs(100), full, memory, 100, 0.0)
+        learned = learn(prior, z, rng.standard_normal(100), in_pairs(100), full, memory, 100, NOT_MEASURED)
         memory = learned.memory
         steps.append((learned.skill, learned.posterior.mean @ learned.posterior.mean))
     skill, step = np.mean(steps, axis=0)
@@ -200,8 +203,8 @@ def test_what_is_run_twice_measures_the_noise(rng):
     assert pairs == {(1, frozenset({1, 2})), (2, frozenset({0, 3})), (2, frozenset({5, 6}))}
     np.testing.assert_array_equal(twin[order == 4], [0])
     returns = np.array([1.0, 5.0, 9.0, 4.0, 0.0, 2.0, 3.0])
-    assert measured_noise(returns[order], twin) == (9.0 / 2 + 1.0 / 2) / 2
-    assert measured_noise(returns, np.array([3, 2, -1, 2, 2, 1, 3])) is None  # pairs that were cut in two
+    assert sorted(measured_noise(returns[order], twin)) == [1.0 / 2, 9.0 / 2]
+    assert measured_noise(returns, np.array([3, 2, -1, 2, 2, 1, 3])).size == 0  # pairs that were cut in two
 
 
 @pytest.mark.parametrize("noisy", [False, True])
@@ -236,9 +239,36 @@ def test_where_all_that_is_left_is_noise_the_belief_closes_in_no_further(rng, fu
     prior, z = unmixed(np.zeros(n), np.ones(n)), draw_pairs(rng, 100, n)
     returns = -np.square(z).sum(1) + rng.standard_normal(200)
     narrow, wide = (
-        learn(prior, z, returns, in_pairs(200), full, None, 200, noise).posterior for noise in (0.0, 1e6)
+        learn(prior, z, returns, in_pairs(200), full, None, 200, np.array([noise])).posterior
+        for noise in (0.0, 1e6)
     )
     assert wide.entropy > narrow.entropy + 0.5
+
+
+@given(st.integers(1, 50), st.floats(0, 1), st.floats(0, 1))
+def test_few_measurements_are_not_sure_that_there_is_no_noise(count, share, other):
+    assert no_noise(NOT_MEASURED, 0.0) == 0
+    assert no_noise(np.zeros(count), 0.0) == 1
+    measured = np.ones(count)
+    assert no_noise(measured, 0.0) == count / (count + 1)
+    assert no_noise(measured, 1.0) == 0
+    assert no_noise(np.ones(count + 1), share) >= no_noise(measured, share)
+    assert no_noise(measured, min(share, other)) >= no_noise(measured, max(share, other))
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_few_episodes_of_many_parameters_are_followed_further_where_there_is_no_noise(rng, full):
+    n, N = 300, 26
+    slope = rng.standard_normal(n)
+    prior, z = unmixed(np.zeros(n), np.ones(n)), draw_pairs(rng, N // 2, n)
+    climbed = {}
+    for noise in (0.0, 1e9):
+        learned = learn(prior, z, z @ slope, in_pairs(N), full, None, N, np.array([noise]))
+        assert learned.skill < 0.3
+        step = learned.posterior.mean
+        assert step @ step <= 2 * surrogate.NATS_PER_EPISODE * N * (1 + 1e-6)
+        climbed[noise] = step @ slope
+    assert climbed[0.0] > 2 * climbed[1e9] > 0
 
 
 def test_a_plateau_is_where_half_of_the_returns_are_the_worst():

@@ -261,7 +261,10 @@ def asks_twice(search: Search, state: State) -> bool:
     """
     if not isinstance(search.update, RelevanceSurrogate) or state.iteration % REPEATING != REPEATING - 1:
         return False
-    return state.kept is None or measured_noise(state.kept.returns, state.kept.twin) != 0.0
+    if state.kept is None:
+        return True
+    noise = measured_noise(state.kept.returns, state.kept.twin)
+    return noise.size == 0 or bool(noise.any())
 
 
 def tell(
@@ -358,7 +361,7 @@ def follow_surrogate(full: bool, state: State, episodes: Episodes, n_new: int) -
     if belief.mixed.size:
         local[:, belief.mixed] = local[:, belief.mixed] @ belief.rotation
     twins = matched(episodes.twin)
-    noise = measured_noise(episodes.returns, episodes.twin) or 0.0
+    noise = measured_noise(episodes.returns, episodes.twin)
     learned = learn(prior, local, episodes.returns, twins, full, memory, n_new, noise)
     new = belief.with_block(None, learned.posterior)
     seen = learned.seen

@@ -48,6 +48,9 @@ CONSTANT = 100.0
 # the number of new episodes for which it may.
 LARGEST_STEP = 4.0
 EPISODES_PER_STEP = 8
+# Nats by which an episode may move the mean where there is no noise: a pair of them tells one direction, in
+# which a step of one standard deviation is taken.
+NATS_PER_EPISODE = 0.25
 # However many episodes are new, no more than this is added to the log of all standard deviations at once.
 LARGEST_CHANGE = 0.5
 # Skill is believed up to here; a perfect fit of few episodes is none.
@@ -147,13 +150,22 @@ def find_twins(z: FloatArray) -> IntArray:
     return np.array([[*paired, *alone], [*twin, *np.zeros(alone.size)]], dtype=np.int64)
 
 
-def measured_noise(returns: FloatArray, twin: IntArray) -> float | None:
-    """Variance of the noise of the returns (N,) by the samples that were drawn twice; None without any."""
+def measured_noise(returns: FloatArray, twin: IntArray) -> FloatArray:
+    """Variance of the noise of the returns (N,) by each of the samples that were drawn twice."""
     twice = pairs(twin, TWICE)
-    if twice.size == 0:
-        return None
     with np.errstate(over="ignore"):  # of huge returns: whatever is unexplained is then noise
-        return float(np.square(returns[twice + 1] - returns[twice]).mean() / 2)
+        noise: FloatArray = np.square(returns[twice + 1] - returns[twice]) / 2
+    return noise
+
+
+def no_noise(noise: FloatArray, share: float) -> float:
+    """How sure it is, from 0 to 1, that what is unexplained is no noise, of which it seems to be `share`.
+
+    It is sure if all measurements (P,) are 0. Else one more is counted that says that all of it is noise.
+    """
+    if noise.size and not noise.any():
+        return 1.0
+    return (1 - share) * noise.size / (noise.size + 1)
 
 
 def pairs(twin: IntArray, marks: tuple[int, int]) -> IntArray:
@@ -177,7 +189,7 @@ def learn(
     full: bool,
     memory: Memory | None,
     n_new: int,
-    noise: float,
+    noise: FloatArray,
 ) -> Learned:
     """Move the belief as far as the surrogate of these episodes can be trusted.
 
@@ -195,8 +207,8 @@ def learn(
         Of the update before; None at first.
     n_new
         How many of the episodes are new.
-    noise
-        Variance of the noise of a return, as far as it was measured.
+    noise : (P,)
+        Variance of the noise of a return, as often as it was measured.
     """
     n, std = prior.n_parameters, np.sqrt(prior.variances)
     z = samples / std
@@ -219,14 +231,17 @@ def learn(
     else:
         # each direction has its share of the held-out error: where the slope is no more, a step is about 1
         doubt = math.sqrt((1 - Q) / n)
+        share = min(1.0, float(noise.mean()) / spread / spread / fit.unexplained) if noise.size else 0.0
         # without skill, by the share of new episodes: noise must not stop the search for good
         bound = max(Q / (1 - Q), n_new / max(FEWEST_KEPT, len(y)))
+        # and by their number as far as what is unexplained is no noise: there are then too few of them
+        bound = max(bound, no_noise(noise, share) ** 2 * NATS_PER_EPISODE * n_new)
         climbed = climb(g if axes is None else axes.T @ g, h - doubt, bound)
         scale = widening(fit, n)
         if scale > 0:  # few episodes are no reason to try anything bolder than what was asked for
             scale *= min(1.0, len(y) / FEWEST_KEPT)
         else:  # where all that is unexplained is noise, closing in would explain no more
-            scale *= 1 - min(1.0, noise / spread / spread / fit.unexplained)
+            scale *= 1 - share
     # the target: as much of the curvature as the skill supports, positive definite by construction
     explained = float(g @ g + np.square(h).sum() / 2)
     phi = min(1.0, Q / explained) if explained > 0 else 0.0
