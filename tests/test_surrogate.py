@@ -22,6 +22,7 @@ from klimb.surrogate import (
     matched,
     measured_noise,
     no_noise,
+    noise_share,
     on_plateau,
     scaled,
 )
@@ -243,6 +244,13 @@ def test_where_all_that_is_left_is_noise_the_belief_closes_in_no_further(rng, fu
         for noise in (0.0, 1e6)
     )
     assert wide.entropy > narrow.entropy + 0.5
+
+
+def test_noise_is_a_share_of_what_is_unexplained():
+    assert noise_share(NOT_MEASURED, 0.5, 2.0) == 0
+    assert noise_share(np.array([0.2, 0.6]), 0.5, 2.0) == pytest.approx(0.4 / (0.5 * 2.0**2))
+    assert noise_share(np.array([1e308, 1e308]), 0.5, 2.0) == 1  # no warning either
+    assert noise_share(np.array([np.inf, 0.0]), 1e-300, 1e-150) == 1
 
 
 @given(st.integers(1, 50), st.floats(0, 1), st.floats(0, 1))

@@ -158,6 +158,14 @@ def measured_noise(returns: FloatArray, twin: IntArray) -> FloatArray:
     return noise
 
 
+def noise_share(noise: FloatArray, unexplained: float, spread: float) -> float:
+    """What the measurements of noise (P,) make up of what is unexplained, in units of the spread squared."""
+    if noise.size == 0:
+        return 0.0
+    with np.errstate(over="ignore"):
+        return min(1.0, float(noise.mean()) / spread / spread / unexplained)
+
+
 def no_noise(noise: FloatArray, share: float) -> float:
     """How sure it is, from 0 to 1, that what is unexplained is no noise, of which it seems to be `share`.
 
@@ -231,7 +239,7 @@ def learn(
     else:
         # each direction has its share of the held-out error: where the slope is no more, a step is about 1
         doubt = math.sqrt((1 - Q) / n)
-        share = min(1.0, float(noise.mean()) / spread / spread / fit.unexplained) if noise.size else 0.0
+        share = noise_share(noise, fit.unexplained, spread)
         # without skill, by the share of new episodes: noise must not stop the search for good
         bound = max(Q / (1 - Q), n_new / max(FEWEST_KEPT, len(y)))
         # and by their number as far as what is unexplained is no noise: there are then too few of them
