@@ -25,7 +25,16 @@ from numpy.typing import NDArray
 from klimb._validation import FloatArray, IntArray, numbers, one_of, share, whole
 from klimb.effectiveness import Effectiveness, resolve
 from klimb.gaussian import Gaussian, from_whitened, unmixed
-from klimb.surrogate import FEWEST_KEPT, MOST_KEPT, Memory, find_twins, learn, matched, measured_noise
+from klimb.surrogate import (
+    FEWEST_KEPT,
+    MOST_KEPT,
+    Memory,
+    find_twins,
+    learn,
+    matched,
+    measured_noise,
+    noiseless,
+)
 from klimb.updates import CrossEntropy, ModelBased, RelevanceSurrogate, Update, UpdateInfo
 
 # A full covariance beyond this number of parameters would take more than 12 GB.
@@ -261,10 +270,7 @@ def asks_twice(search: Search, state: State) -> bool:
     """
     if not isinstance(search.update, RelevanceSurrogate) or state.iteration % REPEATING != REPEATING - 1:
         return False
-    if state.kept is None:
-        return True
-    noise = measured_noise(state.kept.returns, state.kept.twin)
-    return noise.size == 0 or bool(noise.any())
+    return state.kept is None or not noiseless(measured_noise(state.kept.returns, state.kept.twin))
 
 
 def tell(

@@ -158,6 +158,11 @@ def measured_noise(returns: FloatArray, twin: IntArray) -> FloatArray:
     return noise
 
 
+def noiseless(noise: FloatArray) -> bool:
+    """Whether noise was measured, and all measurements (P,) say that there is none, to the bit."""
+    return noise.size > 0 and not noise.any()
+
+
 def noise_share(noise: FloatArray, unexplained: float, spread: float) -> float:
     """What the measurements of noise (P,) make up of what is unexplained, in units of the spread squared."""
     if noise.size == 0:
@@ -169,9 +174,9 @@ def noise_share(noise: FloatArray, unexplained: float, spread: float) -> float:
 def no_noise(noise: FloatArray, share: float) -> float:
     """How sure it is, from 0 to 1, that what is unexplained is no noise, of which it seems to be `share`.
 
-    It is sure if all measurements (P,) are 0. Else one more is counted that says that all of it is noise.
+    It is 1 for what is :func:`noiseless`. Else one more is counted that says that all of it is noise.
     """
-    if noise.size and not noise.any():
+    if noiseless(noise):
         return 1.0
     return (1 - share) * noise.size / (noise.size + 1)
 

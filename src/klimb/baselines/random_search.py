@@ -25,6 +25,7 @@ from klimb._validation import FloatArray, one_of, positive, whole
 from klimb.baselines.conversation import Baseline, Proposal, Steps
 from klimb.baselines.statistics import Statistics
 from klimb.baselines.stepping import Act, Arena, Rollout
+from klimb.gaussian import unmixed
 
 
 def random_search() -> Baseline:
@@ -125,15 +126,11 @@ def _ars_steps(settings: dict[str, Any], mean: FloatArray, std: FloatArray, batc
     rng = np.random.default_rng(seed)
     relative = std / std.mean()  # 1 for all where std is one number
     noise = std if settings["noise"] is None else settings["noise"] * relative
+    variances = np.square(noise)  # of what it tries, which stays as wide as it began
     while True:
         directions = _directions(settings, rng, batch, mean.size)
-        returns = yield Proposal(directions.pairs(mean, noise), mean, partial(_around, mean, noise))
+        returns = yield Proposal(directions.pairs(mean, noise), mean, unmixed(mean, variances).sample)
         mean = mean + relative * directions.step(returns)
-
-
-def _around(mean: FloatArray, noise: FloatArray, rng: np.random.Generator, count: int) -> FloatArray:
-    """Draw what ARS tries: N(mean, noise^2), which stays as wide as it began."""
-    return mean + noise * rng.standard_normal((count, mean.size))
 
 
 # -------------------------------------------------------------------------------------------------------- V2
