@@ -220,6 +220,17 @@ def test_the_noise_is_measured_now_and_then_unless_there_is_none(rng, noisy):
     assert np.flatnonzero(repeats).tolist() == ([3, 7, 11] if noisy else [3])
 
 
+def test_of_many_episodes_at_once_the_first_are_enough_to_measure_the_noise(rng):
+    search = klimb.auto("diagonal")
+    optimizer, repeats = klimb.Optimizer(search, mean=np.zeros(900), std=1.0, seed=0), []
+    assert search.usual_batch(900) == 24
+    for _ in range(4):
+        theta = optimizer.ask(24)
+        repeats.append(bool((theta[0] == theta[1]).all()))
+        optimizer.tell(theta, theta.sum(1) + rng.standard_normal(24))
+    assert repeats == [True, False, False, True]
+
+
 def test_asked_one_by_one_the_repeated_sample_is_the_same():
     def at_the_fourth_iteration():
         optimizer = klimb.Optimizer(mean=np.zeros(5), std=1.0, seed=0)
@@ -244,6 +255,29 @@ def test_where_all_that_is_left_is_noise_the_belief_closes_in_no_further(rng, fu
         for noise in (0.0, 1e6)
     )
     assert wide.entropy > narrow.entropy + 0.5
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_nothing_closes_in_while_all_is_explained_and_the_way_is_long(rng, full):
+    """Amplitudes of curvature that is long gone would have the belief shrink far from the optimum."""
+    n = 4
+    prior, z = unmixed(np.zeros(n), np.ones(n)), draw_pairs(rng, 100, n)
+    stale = surrogate.Memory(
+        np.eye(n) / n if full else np.full(n, 1 / n), np.array([1e-3, 1e3, 1e3, 1e-6, 1e-6]), np.ones(1)
+    )
+
+    def entropy_and_step(distance):
+        returns = -np.square(z - distance).sum(1)
+        learned = learn(prior, z, returns / returns.std(), in_pairs(200), full, stale, 8, np.zeros(1))
+        assert learned.skill == surrogate.LARGEST_SKILL
+        return learned.posterior.entropy - prior.entropy, np.linalg.norm(learned.posterior.mean)
+
+    near, step = entropy_and_step(1.0)
+    np.testing.assert_allclose(step, 2.0, rtol=0.1)
+    assert near < -2.0
+    far, step = entropy_and_step(1000.0)
+    assert step > 40.0
+    assert far > -0.1
 
 
 def test_noise_is_a_share_of_what_is_unexplained():

@@ -47,8 +47,8 @@ GOLDEN_JUMP = 0x9E3779B97F4A7C15F39CC0605CEDC835
 # With a full covariance, the surrogate's update takes a second from about here on.
 LARGEST_FULL_SURROGATE = 1000
 
-# The surrogate has a sample run twice once in so many iterations.
-REPEATING = 4
+# The surrogate has a sample run twice once in so many iterations, and in the first if it has many episodes.
+REPEATING, MANY_AT_FIRST = 4, 24
 
 # Of more new episodes than this the surrogate takes those nearest to the belief.
 MOST_AT_ONCE = 2000
@@ -268,7 +268,10 @@ def asks_twice(search: Search, state: State) -> bool:
 
     The surrogate does so now and then, unless what it keeps says that there is none.
     """
-    if not isinstance(search.update, RelevanceSurrogate) or state.iteration % REPEATING != REPEATING - 1:
+    if not isinstance(search.update, RelevanceSurrogate):
+        return False
+    many = state.iteration == 0 and search.usual_batch(state.belief.n_parameters) >= MANY_AT_FIRST
+    if not many and state.iteration % REPEATING != REPEATING - 1:
         return False
     return state.kept is None or not noiseless(measured_noise(state.kept.returns, state.kept.twin))
 

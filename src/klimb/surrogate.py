@@ -251,6 +251,8 @@ def learn(
         bound = max(bound, no_noise(noise, share) ** 2 * NATS_PER_EPISODE * n_new)
         climbed = climb(g if axes is None else axes.T @ g, h - doubt, bound)
         scale = widening(fit, n)
+        if Q == LARGEST_SKILL and float(climbed @ climbed) > 1.98 * bound:
+            scale = max(scale, 0.0)  # all is explained, and the way is longer than an update may go
         if scale > 0:  # few episodes are no reason to try anything bolder than what was asked for
             scale *= min(1.0, len(y) / FEWEST_KEPT)
         else:  # where all that is unexplained is noise, closing in would explain no more
