@@ -319,25 +319,29 @@ def test_a_plateau_is_where_half_of_the_returns_are_the_worst():
     assert not on_plateau(np.array([-60.0, -60.0, -100.0]))  # the best may be shared by any number
 
 
-@given(st.integers(0, 10**6), st.floats(-300, 300))
-def test_above_a_plateau_the_mean_goes_to_the_middle_and_closes_in_there(seed, exponent):
+@given(st.integers(0, 10**6), st.floats(-300, 300), st.floats(0, 2))
+def test_above_a_plateau_the_mean_goes_to_the_middle(seed, exponent, size):
     rng = np.random.default_rng(seed)
-    z, above = rng.standard_normal((40, 6)), rng.uniform(0.1, 1.0, 3)
+    z, above = size * rng.standard_normal((40, 6)), rng.uniform(0.1, 1.0, 3)
     returns = np.full(40, -2.0)
-    returns[:3] += above
-    middle = above @ z[:3] / above.sum()
-    d, scale = gather(z + 0.0, returns * 10.0**exponent)
-    length = min(np.linalg.norm(middle), math.sqrt(8.0))  # 4 nats
-    np.testing.assert_allclose(d, middle / np.linalg.norm(middle) * length, rtol=1e-6, atol=1e-9)
-    np.testing.assert_allclose(scale, -2 / math.sqrt(6) if np.linalg.norm(middle) <= math.sqrt(8.0) else 0.0)
-    returns = np.full(40, np.nextafter(1.0, 0.0) * 10.0**exponent)  # a last bit is a difference, too
+    returns[[7, 29, 33]] += above
+    middle = above @ z[[7, 29, 33]] / above.sum()
+    way = np.linalg.norm(middle)
+    d, scale = gather(z, returns * 10.0**exponent)
+    np.testing.assert_allclose(d, middle * min(1.0, math.sqrt(8.0) / max(way, 1e-300)), rtol=1e-6, atol=1e-9)
+    gained = (above[1] + above[2] - above[0]) / above.sum()
+    expected = -2 / math.sqrt(6) * max(0.0, gained) if way <= math.sqrt(8.0) else 0.0  # 4 nats
+    np.testing.assert_allclose(scale, expected, rtol=1e-6, atol=1e-12)
+    assert gather(z, returns[::-1] * 10.0**exponent)[1] == 0 or gained < 0  # later ones did worse
+
+
+@given(st.integers(0, 10**6), st.floats(-300, 300))
+def test_above_a_plateau_a_last_bit_is_a_difference(seed, exponent):
+    z = np.random.default_rng(seed).standard_normal((40, 6))
+    returns = np.full(40, np.nextafter(1.0, 0.0) * 10.0**exponent)
     returns[0] = np.nextafter(returns[0], np.inf)
-    np.testing.assert_allclose(
-        gather(z, returns)[0] / np.linalg.norm(gather(z, returns)[0]), z[0] / np.linalg.norm(z[0])
-    )
-    d, scale = gather(z * 100.0, returns)
-    np.testing.assert_allclose(np.linalg.norm(d), math.sqrt(8.0))
-    assert scale == 0.0
+    d = gather(z, returns)[0]
+    np.testing.assert_allclose(d / np.linalg.norm(d), z[0] / np.linalg.norm(z[0]))
 
 
 @pytest.mark.parametrize("covariance", ["full", "diagonal"])
@@ -351,6 +355,20 @@ def test_a_success_in_a_hundred_is_found_again_and_made_sure_of(seed, covariance
     assert 0.005 < succeed(np.random.default_rng(1).standard_normal((4000, 60))).mean() < 0.02
     search = klimb.auto(covariance)
     result = klimb.maximize(succeed, search, mean=np.zeros(60), std=1.0, episodes=800, seed=seed)
+    assert succeed(result.optimizer.sample(np.random.default_rng(2), 500)).mean() > 0.95
+
+
+@pytest.mark.parametrize("covariance", ["full", "diagonal"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_successes_around_a_hole_are_not_averaged_into_it(seed, covariance):
+    axes = np.linalg.qr(np.random.default_rng(seed).standard_normal((60, 3)))[0]
+
+    def succeed(theta):
+        distance = np.linalg.norm(theta @ axes - [1.5, 0.0, 0.0], axis=-1)
+        return 1.0 * ((distance > 1.0) & (distance < 1.3))
+
+    search = klimb.auto(covariance)
+    result = klimb.maximize(succeed, search, mean=np.zeros(60), std=1.0, episodes=1000, seed=seed)
     assert succeed(result.optimizer.sample(np.random.default_rng(2), 500)).mean() > 0.95
 
 

@@ -474,7 +474,7 @@ def on_plateau(returns: FloatArray) -> bool:
 
 
 def gather(z: FloatArray, returns: FloatArray) -> tuple[FloatArray, float]:
-    """Go to the middle of what is above the plateau, and close in on it once there.
+    """Go to the middle of what is above the plateau, and close in on it as long as that pays.
 
     Returns
     -------
@@ -482,14 +482,19 @@ def gather(z: FloatArray, returns: FloatArray) -> tuple[FloatArray, float]:
         Average of z (N, n), weighted by how far the returns (N,) are above the worst; no longer than
         :data:`LARGEST_STEP` allows.
     scale
-        Log factor of all standard deviations: 0 on the way, then as much as :func:`widening` takes at most.
+        Log factor of all standard deviations: 0 on the way, then by how much more the later half of the
+        episodes has reached than the earlier half; at most as much as :func:`widening` takes.
     """
     weights = np.ldexp(returns, -np.frexp(np.abs(returns).max())[1])  # exact, so that no difference is lost
     weights = weights - weights.min()
     d = weights @ z / weights.sum()
     way = float(np.linalg.norm(d))
     longest = math.sqrt(2 * LARGEST_STEP)
-    return (d * (longest / way), 0.0) if way > longest else (d, -change_of_step(z.shape[1]))
+    if way > longest:
+        return d * (longest / way), 0.0
+    earlier, later = weights[: weights.size // 2].sum(), weights[weights.size // 2 :].sum()
+    gained = float((later - earlier) / (later + earlier))
+    return d, -change_of_step(z.shape[1]) * max(0.0, gained)
 
 
 def widening(fit: Fit, n: int) -> float:
