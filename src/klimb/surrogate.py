@@ -57,6 +57,8 @@ LARGEST_CHANGE = 0.5
 LARGEST_SKILL = 0.999
 # A standard deviation never falls below this share of the largest: rounding would eat it.
 SHORTEST_AXIS = 1e-5
+# On a plateau the belief closes in by this share of what it may even if that has not paid so far.
+CLOSING_ANYHOW = 0.2
 # Returns further from the quartiles than so many interquartile ranges count as if they were there.
 OUTLYING = 10.0
 # Episodes further away than so many times the usual squared distance are moved here: they count for nothing.
@@ -239,7 +241,7 @@ def learn(
     h, axes = np.linalg.eigh(H) if full else (H, None)
     far = pace(n_new, n)
     if on_plateau(returns):
-        d, scale = gather(z, returns)
+        d, scale = gather(z, returns, n_new)
         climbed = d if axes is None else axes.T @ d
     else:
         # each direction has its share of the held-out error: where the slope is no more, a step is about 1
@@ -473,7 +475,7 @@ def on_plateau(returns: FloatArray) -> bool:
     return bool(2 * np.count_nonzero(returns == returns.min()) >= returns.size)
 
 
-def gather(z: FloatArray, returns: FloatArray) -> tuple[FloatArray, float]:
+def gather(z: FloatArray, returns: FloatArray, n_new: int) -> tuple[FloatArray, float]:
     """Go to the middle of what is above the plateau, and close in on it as long as that pays.
 
     Returns
@@ -483,7 +485,8 @@ def gather(z: FloatArray, returns: FloatArray) -> tuple[FloatArray, float]:
         :data:`LARGEST_STEP` allows.
     scale
         Log factor of all standard deviations: 0 on the way, then by how much more the later half of the
-        episodes has reached than the earlier half; at most as much as :func:`widening` takes.
+        episodes has reached than the earlier half, or the new ones than those before if they are more than
+        half. It is at most as much as :func:`widening` takes, so much if all are new, and never above 0.
     """
     weights = np.ldexp(returns, -np.frexp(np.abs(returns).max())[1])  # exact, so that no difference is lost
     weights = weights - weights.min()
@@ -492,9 +495,10 @@ def gather(z: FloatArray, returns: FloatArray) -> tuple[FloatArray, float]:
     longest = math.sqrt(2 * LARGEST_STEP)
     if way > longest:
         return d * (longest / way), 0.0
-    earlier, later = weights[: weights.size // 2].sum(), weights[weights.size // 2 :].sum()
+    split = min(weights.size // 2, weights.size - n_new)
+    earlier, later = weights[:split].mean() if split else 0.0, weights[split:].mean()
     gained = float((later - earlier) / (later + earlier))
-    return d, -change_of_step(z.shape[1]) * max(0.0, gained)
+    return d, -change_of_step(z.shape[1]) * min(max(CLOSING_ANYHOW + gained, 0.0), 1.0)
 
 
 def widening(fit: Fit, n: int) -> float:
