@@ -1,6 +1,7 @@
 """The search distribution against scipy and against dense matrices."""
 
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -68,6 +69,39 @@ def test_samples_have_the_moments_of_the_distribution(rng, mixed):
     assert np.abs((theta.mean(0) - mean) / scale).max() < 5 / np.sqrt(200_000)
     error = (np.cov(theta.T) - covariance) / scale / scale[:, None]
     assert np.abs(error).max() < 0.02
+
+
+def with_equal_axes(seed):
+    """A Gaussian of which some axes are of equal length, and the same with these turned among themselves."""
+    rng = np.random.default_rng(seed)
+    gaussian = random_gaussian(rng, 8, np.array([0, 1, 2, 4, 5, 7]))
+    equals = [1, 2, 5]  # places among the mixed
+    gaussian.variances[gaussian.mixed[equals]] = 0.3
+    rotation = gaussian.rotation.copy()
+    rotation[:, equals] = rotation[:, equals] @ np.linalg.qr(rng.standard_normal((3, 3)))[0]
+    return gaussian, replace(gaussian, rotation=rotation)
+
+
+@given(st.integers(0, 10**6))
+def test_samples_do_not_depend_on_the_axes_chosen_among_equals(seed):
+    one, other = with_equal_axes(seed)
+    drawn = [gaussian.sample(np.random.default_rng(seed), 5) for gaussian in (one, other)]
+    np.testing.assert_allclose(*drawn, atol=1e-12)
+
+
+@given(st.integers(0, 10**6))
+def test_settled_axes_are_those_of_the_distribution_alone(seed):
+    one, other = with_equal_axes(seed)
+    settled = one.with_settled_axes()
+    assert not np.allclose(one.rotation, other.rotation, atol=1e-3)
+    np.testing.assert_allclose(settled.rotation, other.with_settled_axes().rotation, atol=1e-6)
+    np.testing.assert_allclose(settled.covariance, one.covariance, atol=1e-12)
+    np.testing.assert_allclose(settled.rotation.T @ settled.rotation, np.eye(6), atol=1e-12)
+
+
+def test_axes_that_all_differ_are_settled_as_they_are(rng):
+    gaussian = random_gaussian(rng, 6)
+    assert gaussian.with_settled_axes() is gaussian
 
 
 def test_local_samples_are_uncorrelated_with_the_stated_variances(rng):

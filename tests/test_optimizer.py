@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import platform
 import subprocess
 import sys
 import zipfile
@@ -28,6 +29,34 @@ def snapshot(optimizer):
     belief = (state.belief.mean, state.belief.variances, state.belief.mixed, state.belief.rotation)
     arrays = (*belief, *state.memory, *(() if state.exploration is None else (state.exploration,)))
     return optimizer._asked, state.iteration, optimizer.seed, [array.tolist() for array in arrays]
+
+
+RUNS_ON_ANY_PROCESSOR = """
+import numpy as np, klimb
+task = klimb.make_task("lqr")
+for name, batch in (
+    ("creps", 30), ("dr-creps", 30), ("creps-pe", 30), ("more", 150), ("auto", 8)
+):
+    algorithm = klimb.make_algorithm(name)
+    result = klimb.maximize(task, algorithm, mean=np.zeros(100), std=0.3, episodes=600, batch=batch, seed=0)
+    print(name, *result.mean[:5], result.curve["mean_return"][-1])
+"""
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="processors are named for x86-64")
+def test_runs_are_the_same_on_all_kinds_of_processors():
+    # OpenBLAS has code for each kind, which rounds in its own way; it takes the one named here
+    printed = []
+    for kind in ("Haswell", "Nehalem", "Prescott"):
+        environment = os.environ | {"OPENBLAS_CORETYPE": kind}
+        command = [sys.executable, "-c", RUNS_ON_ANY_PROCESSOR]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        printed.append([line.split() for line in done.stdout.splitlines()])
+    first, *others = printed
+    assert len(first) == 5
+    for other, (name, *values) in ((other, line) for other in others for line in first):
+        there = next(line[1:] for line in other if line[0] == name)
+        np.testing.assert_allclose(np.float64(there), np.float64(values), rtol=1e-4, atol=1e-6, err_msg=name)
 
 
 def own_measure(local, returns, rng):

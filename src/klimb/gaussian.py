@@ -10,7 +10,7 @@ is parameter j itself unless j is mixed; the mixed ones are the columns of the r
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,6 +20,9 @@ from klimb._validation import FloatArray, IntArray, numbers, samples, vector
 
 # Beyond these a standard deviation or its reciprocal could no longer be squared safely.
 SMALLEST_VARIANCE, LARGEST_VARIANCE = 1e-200, 1e200
+
+# Variances that differ by less than this share are equal up to rounding.
+ALIKE = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,9 +75,18 @@ class Gaussian:
 
     def sample(self, rng: np.random.Generator, count: int) -> FloatArray:
         """Draw `count` parameter vectors, (count, n)."""
-        local = rng.standard_normal((count, self.n_parameters))  # ~ N(0, I)
-        local *= np.sqrt(self.variances)
-        return self.from_local(local, overwrite=True)
+        noise = rng.standard_normal((count, self.n_parameters))  # ~ N(0, I)
+        return self.shaped(noise, np.sqrt(self.variances))
+
+    def shaped(self, noise: FloatArray, std: FloatArray) -> FloatArray:
+        """Parameters x = mu + U diag(std) U' e of the rows e of `noise`, (N, n), whose memory is reused.
+
+        Of all roots of a covariance the symmetric one alone is the same whichever axes were taken among those
+        of equal length. These turn with the last bit of a fit, which is another on every kind of processor.
+        """
+        self._rotate(noise, self.rotation.T)
+        noise *= std
+        return self.from_local(noise, overwrite=True)
 
     def to_local(self, theta: FloatArray) -> FloatArray:
         """Local coordinates z = U' (x - mu) of the rows of `theta`, (N, n)."""
@@ -132,6 +144,30 @@ class Gaussian:
         place = np.searchsorted(coordinates, self.mixed)
         rotation[np.ix_(place, place)] = self.rotation
         return rotation
+
+    def with_settled_axes(self) -> Gaussian:
+        """The same distribution, with axes that it alone decides also where several are of equal length.
+
+        Among equals any basis would do, and which one an eigendecomposition gives hangs on the last bit. Here
+        the first one follows the parameter nearest to these axes, the second adds the next, and so on.
+        """
+        variances = self.variances[self.mixed]
+        order = np.argsort(variances, kind="stable")
+        alike = np.diff(variances[order]) <= ALIKE * variances[order][1:]
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], alike, [False]]).astype(np.int8)))
+        if not edges.size:
+            return self
+        rotation = self.rotation.copy()
+        for first, last in edges.reshape(-1, 2):
+            equals = np.sort(order[first : last + 1])
+            axes = rotation[:, equals]
+            nearness = (
+                np.square(axes).sum(1).round(6)
+            )  # rounded, so that the last bit does not decide here, too
+            nearest = np.sort(np.argsort(-nearness, kind="stable")[: equals.size])
+            turn, triangle = np.linalg.qr(axes[nearest].T)
+            rotation[:, equals] = axes @ (turn * np.where(np.diag(triangle) < 0, -1.0, 1.0))
+        return replace(self, rotation=rotation)
 
     def with_block(self, block: IntArray | None, local: Gaussian) -> Gaussian:
         """Replace the distribution of some local coordinates.

@@ -248,8 +248,7 @@ def ask(search: Search, state: State, seed: int, first: int, count: int) -> Floa
     """Samples `first` to `first` + `count` - 1 of this iteration, (count, n)."""
     belief = state.belief
     variances = belief.variances if state.exploration is None else belief.variances * state.exploration
-    std = np.sqrt(variances)
-    local = np.empty((count, belief.n_parameters))
+    noise = np.empty((count, belief.n_parameters))
     if search.mirrored:  # sample 2k + 1 is the mirror image of sample 2k
         sources = [index // 2 for index in range(first, first + count)]
         signs = [-1 if index % 2 else 1 for index in range(first, first + count)]
@@ -257,10 +256,10 @@ def ask(search: Search, state: State, seed: int, first: int, count: int) -> Floa
             signs[1 - first] = 1
     else:
         sources, signs = list(range(first, first + count)), [1] * count
-    for row, rng, sign in zip(local, streams(seed, state.iteration, sources), signs, strict=True):
+    for row, rng, sign in zip(noise, streams(seed, state.iteration, sources), signs, strict=True):
         rng.standard_normal(out=row)  # ~ N(0, I)
-        row *= std if sign > 0 else -std
-    return belief.from_local(local, overwrite=True)
+        row *= sign
+    return belief.shaped(noise, np.sqrt(variances))
 
 
 def asks_twice(search: Search, state: State) -> bool:
@@ -303,6 +302,8 @@ def tell(
     local = local if block is None else local[:, block]
     check_distance(local, prior)
     posterior, info = search.update(prior, local, returns, search.full)
+    if choice is not None and (search.reduce or search.damping < 1 or search.soft):
+        posterior = posterior.with_settled_axes()  # as axes are chosen among them
     if choice is not None and search.soft:
         posterior = soften(prior, posterior, choice.share if block is None else choice.share[block])
     new = belief.with_block(block, posterior)
