@@ -251,12 +251,16 @@ def learn(
         bound = max(Q / (1 - Q), n_new / max(FEWEST_KEPT, len(y)))
         # and by their number as far as what is unexplained is no noise: there are then too few of them
         bound = max(bound, no_noise(noise, share) ** 2 * NATS_PER_EPISODE * n_new)
-        climbed = climb(g if axes is None else axes.T @ g, h - doubt, bound)
+        slope = g if axes is None else axes.T @ g
+        climbed = climb(slope, h - doubt, bound)
+        climbed *= gain(slope, h, share * fit.unexplained / fit.variance, n_new, len(y))
         scale = widening(fit, n)
         if Q == LARGEST_SKILL and float(climbed @ climbed) > 1.98 * bound:
             scale = max(scale, 0.0)  # all is explained, and the way is longer than an update may go
         if scale > 0:  # few episodes are no reason to try anything bolder than what was asked for
             scale *= min(1.0, len(y) / FEWEST_KEPT)
+            if noise.any():  # noise looks like a slope now and then: believe what held-out returns confirm
+                scale *= Q
         else:  # where all that is unexplained is noise, closing in would explain no more
             scale *= 1 - share
     # the target: as much of the curvature as the skill supports, positive definite by construction
@@ -458,6 +462,21 @@ def climb(g: FloatArray, h: FloatArray, bound: float) -> FloatArray:
     d = np.zeros_like(g)
     d[moved] = g[moved] / (above[moved] + largest_step(half_length, bound))
     return d
+
+
+def gain(g: FloatArray, h: FloatArray, noise: float, n_new: int, n_kept: int) -> FloatArray:
+    """Share of the way to the surrogate's optimum that new episodes justify in each direction, (n,) up to 1.
+
+    The belief has learned from the other kept episodes before, and to follow these again would be to follow
+    their noise. Seen from the belief, `n_new` returns with noise of the variance `noise` tell the slope g and
+    the curvature h of a direction with the precision `told`. A filter that knows 1 before goes the share
+    told / (1 + told) of the way: here that of the new episodes at least, and all of it without noise.
+    """
+    if noise <= 0:
+        return np.ones_like(g)
+    with np.errstate(over="ignore"):
+        told = n_new * (np.square(g) + np.square(h)) / noise
+    return 1 - (1 - n_new / n_kept) / (1 + told)
 
 
 def pace(n_new: int, n: int) -> float:
