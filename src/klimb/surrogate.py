@@ -173,6 +173,11 @@ def noise_share(noise: FloatArray, unexplained: float, spread: float) -> float:
         return min(1.0, float(noise.mean()) / spread / spread / unexplained)
 
 
+def largest_share(noise: FloatArray, share: float) -> float:
+    """`share` of noise if its P measurements are two standard errors too low: each is sqrt(2/P) of a mean."""
+    return min(1.0, share * (1 + 2 * math.sqrt(2 / noise.size))) if noise.size else 0.0
+
+
 def no_noise(noise: FloatArray, share: float) -> float:
     """How sure it is, from 0 to 1, that what is unexplained is no noise, of which it seems to be `share`.
 
@@ -262,7 +267,7 @@ def learn(
             if noise.any():  # noise looks like a slope now and then: believe what held-out returns confirm
                 scale *= Q
         else:  # where all that is unexplained is noise, closing in would explain no more
-            scale *= 1 - share
+            scale *= 1 - largest_share(noise, share)
     # the target: as much of the curvature as the skill supports, positive definite by construction
     explained = float(g @ g + np.square(h).sum() / 2)
     phi = min(1.0, Q / explained) if explained > 0 else 0.0
