@@ -17,7 +17,9 @@ from klimb.surrogate import (
     climb,
     find_twins,
     fit_surrogate,
+    gain,
     gather,
+    largest_share,
     learn,
     matched,
     measured_noise,
@@ -285,6 +287,45 @@ def test_noise_is_a_share_of_what_is_unexplained():
     assert noise_share(np.array([0.2, 0.6]), 0.5, 2.0) == pytest.approx(0.4 / (0.5 * 2.0**2))
     assert noise_share(np.array([1e308, 1e308]), 0.5, 2.0) == 1  # no warning either
     assert noise_share(np.array([np.inf, 0.0]), 1e-300, 1e-150) == 1
+
+
+@given(st.integers(1, 50), st.floats(0, 1))
+def test_closing_in_takes_the_noise_two_standard_errors_larger(count, share):
+    measured = np.ones(count)
+    error = math.sqrt(float(stats.chi2(count).var())) / count  # of the mean of so many squares
+    assert largest_share(measured, share) == pytest.approx(min(1.0, share * (1 + 2 * error)))
+    assert largest_share(NOT_MEASURED, 0.0) == 0
+
+
+@given(st.integers(2, 40), st.floats(-3, 3), st.floats(0.01, 100))
+def test_in_noise_the_mean_goes_as_far_as_bayes_would(n_new, h, noise):
+    # x ~ N(0, 1) is looked at n_new times through h x + noise: x given these looks, by their joint covariance
+    looks = np.full(n_new, h)
+    covariance = np.outer(looks, looks) + noise * np.eye(n_new)
+    expected = looks @ np.linalg.solve(covariance, looks * 1.7) / 1.7
+    np.testing.assert_allclose(gain(np.zeros(1), np.array([h]), noise, n_new, 10**15), expected, atol=1e-9)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 40), st.integers(0, 1000), st.floats(0, 1e300))
+def test_the_mean_goes_at_least_the_share_of_new_episodes_and_at_most_all_the_way(seed, n_new, older, noise):
+    g, h = np.random.default_rng(seed).standard_normal((2, 5)) * 1e100
+    share = gain(g, h, noise, n_new, n_new + older)
+    assert ((share >= n_new / (n_new + older) * (1 - 1e-12)) & (share <= 1)).all()
+    assert (gain(g, h, 0.0, n_new, n_new + older) == 1).all()
+
+
+@pytest.mark.parametrize("n", [5, 20])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_returns_that_are_all_noise_neither_widen_the_belief_nor_carry_it_off(n, seed):
+    rng = np.random.default_rng(seed)
+    optimizer, widths = klimb.Optimizer(mean=np.zeros(n), std=1.0, seed=seed), []
+    for _ in range(100):
+        theta = optimizer.ask(8)
+        optimizer.tell(theta, rng.standard_normal(8))
+        widths.append(optimizer.belief.std.max())
+    assert max(widths) < 2
+    assert widths[-1] > 0.01  # there is nothing to close in on
+    assert np.linalg.norm(optimizer.mean) < math.sqrt(n)
 
 
 @given(st.integers(1, 50), st.floats(0, 1), st.floats(0, 1))
