@@ -161,9 +161,7 @@ class Gaussian:
         for first, last in edges.reshape(-1, 2):
             equals = np.sort(order[first : last + 1])
             axes = rotation[:, equals]
-            nearness = (
-                np.square(axes).sum(1).round(6)
-            )  # rounded, so that the last bit does not decide here, too
+            nearness = np.square(axes).sum(1).round(6)  # so that the last bit does not decide here, too
             nearest = np.sort(np.argsort(-nearness, kind="stable")[: equals.size])
             turn, triangle = np.linalg.qr(axes[nearest].T)
             rotation[:, equals] = axes @ (turn * np.where(np.diag(triangle) < 0, -1.0, 1.0))
