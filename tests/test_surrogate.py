@@ -26,6 +26,8 @@ from klimb.surrogate import (
     no_noise,
     noise_share,
     on_plateau,
+    prior_shape,
+    reweighted,
     scaled,
 )
 
@@ -53,20 +55,20 @@ def quadratic_returns(z, g, H):
 def test_the_fit_is_the_posterior_mean_of_the_gaussian_process(rng, twins):
     """Against the textbook: kernel and noise written out entry by entry, the predictions read off a grid."""
     n, N = 3, 24
-    z, t = draw_pairs(rng, N // 2, n), np.array([0.7, 0.4, 0.3, 0.05, 0.2])
+    z, t = draw_pairs(rng, N // 2, n), np.array([0.7, 0.4, 0.3, 0.05, 0.2, 0.6])
     y, spread = scaled(quadratic_returns(z, rng.standard_normal(n), np.diag([1.0, -2.0, 0.5])) + z[:, 0] ** 3)
     assert spread > 0
     A = rng.standard_normal((n, n))
-    W = A @ A.T / np.trace(A @ A.T)
-    fit = fit_surrogate(z, y, twins(N), W, t, full=True)
-    values, axes = np.linalg.eigh(W)
-    V = axes @ np.diag(np.sqrt(0.95 * values + 0.05 / n)) @ axes.T
-    V /= np.trace(V)
-    np.testing.assert_allclose(fit.shape, V, atol=1e-12)
+    V = A @ A.T / np.trace(A @ A.T)
+    std, rotation = np.array([0.5, 2.0, 3.0]), stats.ortho_group.rvs(n, random_state=rng)
+    fit = fit_surrogate(z, y, twins(N), V, t, std, rotation)
+    frame = rotation @ np.diag(std)  # parameters are frame z
+    own = np.diag(np.linalg.inv(frame).T @ V @ np.linalg.inv(frame))
 
     def kernel(a, b, t):
         k, q = a @ V @ b, [(x @ x - n) / math.sqrt(2 * n) for x in (a, b)]
-        return t[0] * k + t[1] * k * k + t[2] * q[0] * q[1] + 100.0
+        along = [own * (frame @ x) ** 2 for x in (a, b)]
+        return t[0] * k + t[1] * k * k + t[2] * q[0] * q[1] + t[5] * along[0] @ along[1] + 100.0
 
     distance = np.array([a @ V @ a for a in z])
     w = np.maximum(1.0, distance / max(1.0, np.sort(distance)[N // 4])) ** (2.5 + 0.5 * N / 200)
@@ -98,10 +100,11 @@ def noise_matrix(w, t, twins):
 
 
 def parts_of_the_covariance(z, w, twins, kernel):
-    """The matrices that the five amplitudes multiply."""
-    unit = np.eye(5)
-    parts = [np.array([[kernel(a, b, unit[m]) - 100.0 for b in z] for a in z]) for m in range(3)]
-    return parts + [noise_matrix(w, unit[m], twins) for m in (3, 4)]
+    """The matrices that the amplitudes multiply."""
+    unit = np.eye(6)
+    parts = {m: np.array([[kernel(a, b, unit[m]) - 100.0 for b in z] for a in z]) for m in (0, 1, 2, 5)}
+    parts |= {m: noise_matrix(w, unit[m], twins) for m in (3, 4)}
+    return [parts[m] for m in range(6)]
 
 
 def one_step_of_the_amplitudes(z, y, w, t, twins, kernel):
@@ -118,12 +121,12 @@ def test_a_step_of_the_amplitudes_never_lowers_the_likelihood(seed, twins):
     n, N = 4, 30
     z = draw_pairs(rng, N // 2, n)
     y, _ = scaled(quadratic_returns(z, rng.standard_normal(n), np.eye(n)) + rng.standard_normal(N))
-    t = 10.0 ** rng.uniform(-3, 1, 5)
+    t = 10.0 ** rng.uniform(-3, 1, 6)
     V, w = np.eye(n) / n, np.ones(N)
 
     def kernel(a, b, t):
         k, q = a @ V @ b, [(x @ x - n) / math.sqrt(2 * n) for x in (a, b)]
-        return t[0] * k + t[1] * k * k + t[2] * q[0] * q[1] + 100.0
+        return t[0] * k + t[1] * k * k + t[2] * q[0] * q[1] + t[5] * (a**2 @ b**2) / n**2 + 100.0
 
     parts = parts_of_the_covariance(z, w, twins(N), kernel)
 
@@ -141,13 +144,13 @@ def test_held_out_residuals_are_those_of_fits_without_the_episode(rng, monkeypat
     n, N = 3, 20
     z = 0.1 * draw_pairs(rng, N // 2, n)  # so near that all weigh the same
     y, _ = scaled(quadratic_returns(z, np.ones(n), -np.eye(n)) + 0.05 * rng.standard_normal(N))
-    t, W = np.array([30.0, 10.0, 0.1, 0.02, 0.01]), np.eye(n) / n
-    fit = fit_surrogate(z, y, in_pairs(N), W, t, full=True)
+    t, V = np.array([30.0, 10.0, 0.1, 0.02, 0.01, 5.0]), np.eye(n) / n
+    fit = fit_surrogate(z, y, in_pairs(N), V, t, np.ones(n))
 
     def kernel(a, b):
         k = a @ b / n
         q = [(x @ x - n) / math.sqrt(2 * n) for x in (a, b)]
-        return t[0] * k + t[1] * k * k + t[2] * q[0] * q[1] + 100.0
+        return t[0] * k + t[1] * k * k + t[2] * q[0] * q[1] + t[5] * (a**2 @ b**2) / n**2 + 100.0
 
     K = np.array([[kernel(a, b) for b in z] for a in z])
     noise = noise_matrix(np.ones(N), t, in_pairs(N))
@@ -174,9 +177,9 @@ def test_enough_episodes_reveal_the_quadratic(rng):
     g, H = rng.standard_normal(n), -np.diag([4.0, 1.0, 0.5, 0.0, 0.0])
     z = draw_pairs(rng, N // 2, n)
     y, spread = scaled(quadratic_returns(z, g, H))
-    W, t = np.eye(n) / n, None
+    V, t = np.eye(n) / n, None
     for _ in range(15):
-        fit = fit_surrogate(z, y, in_pairs(N), W, t, full=True)
+        fit = fit_surrogate(z, y, in_pairs(N), V, t, np.ones(n))
         t = fit.amplitudes
     np.testing.assert_allclose(fit.gradient * spread, g, atol=1e-3)
     np.testing.assert_allclose(fit.hessian * spread, H, atol=1e-2)
@@ -248,15 +251,30 @@ def test_asked_one_by_one_the_repeated_sample_is_the_same():
 
 
 @pytest.mark.parametrize("full", [True, False])
-def test_where_all_that_is_left_is_noise_the_belief_closes_in_no_further(rng, full):
+def test_a_curvature_that_noise_hides_closes_nothing_in(rng, full):
     n = 4
     prior, z = unmixed(np.zeros(n), np.ones(n)), draw_pairs(rng, 100, n)
-    returns = -np.square(z).sum(1) + rng.standard_normal(200)
+    returns = -0.1 * np.square(z).sum(1) + rng.standard_normal(200)
     narrow, wide = (
-        learn(prior, z, returns, in_pairs(200), full, None, 200, np.array([noise])).posterior
-        for noise in (0.0, 1e6)
+        learn(prior, z, returns, in_pairs(200), full, None, 8, np.array([noise])).posterior
+        for noise in (0.0, 1.0)
     )
+    assert abs(wide.entropy - prior.entropy) < 0.5
     assert wide.entropy > narrow.entropy + 0.5
+
+
+@pytest.mark.parametrize("full", [True, False])
+@pytest.mark.parametrize("curvature", [0.2, 0.4])
+def test_in_noise_the_belief_closes_in_as_far_as_new_episodes_tell(rng, full, curvature):
+    """Against Bayes: N episodes with the noise 1 tell the optimum with the precision N h^2."""
+    n, N = 2, 2000
+    prior, z = unmixed(np.zeros(n), np.ones(n)), draw_pairs(rng, N // 2, n)
+    returns = -curvature / 2 * np.square(z).sum(1) + rng.standard_normal(N)
+    memory = None
+    for _ in range(5):  # until the amplitudes have settled
+        learned = learn(prior, z, returns, in_pairs(N), full, memory, 8, np.ones(1))
+        memory = learned.memory
+    np.testing.assert_allclose(1 / learned.posterior.variances, 1 + 8 * curvature**2, rtol=0.2)
 
 
 @pytest.mark.parametrize("full", [True, False])
@@ -265,7 +283,10 @@ def test_nothing_closes_in_while_all_is_explained_and_the_way_is_long(rng, full)
     n = 4
     prior, z = unmixed(np.zeros(n), np.ones(n)), draw_pairs(rng, 100, n)
     stale = surrogate.Memory(
-        np.eye(n) / n if full else np.full(n, 1 / n), np.array([1e-3, 1e3, 1e3, 1e-6, 1e-6]), np.ones(1)
+        np.eye(n) / n if full else np.full(n, 1 / n),
+        np.ones(n),
+        np.array([1e-3, 1e3, 1e3, 1e-6, 1e-6, 1e3]),
+        np.ones(1),
     )
 
     def entropy_and_step(distance):
@@ -280,6 +301,72 @@ def test_nothing_closes_in_while_all_is_explained_and_the_way_is_long(rng, full)
     far, step = entropy_and_step(1000.0)
     assert step > 40.0
     assert far > -0.1
+
+
+@pytest.mark.parametrize("full", [True, False])
+@pytest.mark.parametrize("turned", [True, False])
+def test_what_the_slopes_ought_to_explain_is_the_derivative_of_the_likelihood(rng, full, turned):
+    """Against finite differences of the likelihood by the relevance of each parameter."""
+    n, N = 3, 30
+    z = 0.3 * draw_pairs(rng, N // 2, n)  # so near that all weigh the same
+    y, _ = scaled(quadratic_returns(z, rng.standard_normal(n), np.diag([2.0, -1.0, 0.0])))
+    t = np.array([1.0, 0.5, 0.2, 0.05, 1e-6, 0.0])
+    std = np.array([0.5, 2.0, 3.0])
+    rotation = stats.ortho_group.rvs(n, random_state=rng) if turned and full else None
+    frame = (np.eye(n) if rotation is None else rotation) @ np.diag(std)
+    own = rng.uniform(0.5, 1.5, n)  # the prior of the slopes of the parameters
+    own /= np.trace(frame.T @ np.diag(own) @ frame)
+
+    def likelihood(own):
+        V = frame.T @ np.diag(own) @ frame
+        k, q = z @ V @ z.T, (np.square(z).sum(1) - n) / math.sqrt(2 * n)
+        quadratic = k**2 if full else (z**2 * np.diag(V)) @ (z**2 * np.diag(V)).T
+        K = t[0] * k + t[1] * quadratic + t[2] * np.outer(q, q) + 100.0
+        return stats.multivariate_normal(np.zeros(N), K + noise_matrix(np.ones(N), t, in_pairs(N))).logpdf(y)
+
+    V = frame.T @ np.diag(own) @ frame
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(surrogate, "STEPS", 1)
+        patch.setattr(surrogate, "SMALLEST_SHARE", 0.0)
+        fit = fit_surrogate(z, y, in_pairs(N), V if full else np.diag(V), t, std, rotation)
+    for i in range(n):
+        step = 1e-6 * own[i] * np.eye(n)[i]
+        slope = (likelihood(own + step) - likelihood(own - step)) / 2e-6
+        assert (fit.found[i] - fit.wanted[i]) / 2 == pytest.approx(slope, rel=1e-4, abs=1e-6)
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(0.01, 1))
+def test_relevance_stays_where_nothing_is_told_and_is_1_on_average(seed, rate):
+    rng = np.random.default_rng(seed)
+    r = rng.uniform(0.5, 2, 6)
+    r /= r.mean()
+    np.testing.assert_allclose(reweighted(r, np.zeros(6), np.zeros(6), rate), r)
+    found = rng.uniform(0, 5, 6)
+    new = reweighted(r, found, np.ones(6), rate)
+    assert new.mean() == pytest.approx(1)
+    grown = new / r
+    assert (np.diff(grown[np.argsort(found)]) >= -1e-12).all()  # what explains more counts for more
+
+
+def test_the_prior_is_the_same_however_the_belief_is_turned(rng):
+    """A turned belief with the same covariance describes the same slopes of the parameters."""
+    n = 4
+    std, r = np.full(n, 0.7), rng.uniform(0.1, 3, n)
+    rotation = stats.ortho_group.rvs(n, random_state=rng)
+    plain = prior_shape(np.eye(n) / n, r, std, None)
+    turned = prior_shape(np.eye(n) / n, r, std, rotation)
+    np.testing.assert_allclose(rotation @ turned @ rotation.T, plain, atol=1e-12)
+    np.testing.assert_allclose(np.trace(turned), 1)
+
+
+@pytest.mark.parametrize("covariance", ["full", "diagonal"])
+@pytest.mark.parametrize("seed", range(3))
+def test_parameters_that_matter_are_told_from_many_that_do_not(covariance, seed):
+    """Three of 60 parameters: after 400 episodes they are more relevant than any other."""
+    optimizer = klimb.Optimizer(klimb.auto(covariance), mean=np.zeros(60), std=1.0, seed=seed)
+    run(optimizer, lambda theta: -np.square(theta[:, [3, 30, 50]] - 1).sum(1), 50)
+    weights = optimizer._state.memory[1]
+    assert set(np.argsort(weights)[-3:]) == {3, 30, 50}
 
 
 def test_noise_is_a_share_of_what_is_unexplained():

@@ -368,11 +368,12 @@ def follow_surrogate(full: bool, state: State, episodes: Episodes, n_new: int) -
     memory = Memory(*state.memory[:-1]) if state.memory else None
     unit = state.memory[-1] if state.memory else belief.std
     local = episodes.theta - belief.mean
-    if belief.mixed.size:
-        local[:, belief.mixed] = local[:, belief.mixed] @ belief.rotation
+    rotation = belief.rotation if belief.mixed.size else None
+    if rotation is not None:
+        local[:, belief.mixed] = local[:, belief.mixed] @ rotation
     twins = matched(episodes.twin)
     noise = measured_noise(episodes.returns, episodes.twin)
-    learned = learn(prior, local, episodes.returns, twins, full, memory, n_new, noise)
+    learned = learn(prior, local, episodes.returns, twins, full, memory, n_new, noise, rotation)
     new = belief.with_block(None, learned.posterior)
     seen = learned.seen
     info = UpdateInfo(

@@ -1,17 +1,22 @@
 """The relevance surrogate: a quadratic model that learns which directions matter, and how far to trust it.
 
 A Gaussian process whose mean is a quadratic explains the returns of the latest episodes. Its prior says that
-few directions matter, and which ones is learned on the way: the relevance W shapes the prior of the gradient
-and of the curvature. Nothing is tuned by hand: the amplitudes of signal and noise are those of the greatest
-likelihood, and how well held-out episodes are predicted decides how far the belief may move.
+few parameters and few directions matter, and which ones is learned on the way: their relevance shapes the
+prior of the gradient and of the curvature. Nothing is tuned by hand: the amplitudes of signal and noise are
+those of the greatest likelihood, and how well held-out episodes are predicted decides how far the belief may
+move.
 
 Symbols, all in coordinates z whitened by the belief, which is N(0, I) there:
 
     z (N, n), J (N,)    episodes and their returns;  model  J ~ b + g.z + z'Hz/2
-    W (n, n)            relevance, trace 1, (n,) if diagonal;  V = W^(1/2) / trace  shapes the prior
-    k = z'V z'          kernel  t1 k + t2 k^2 + t3 q q' + constant,  q = (|z|^2 - n) / sqrt(2n)
+    W (n, n)            relevance of directions, trace 1, (n,) if diagonal
+    r (n,)              relevance of the parameters themselves, 1 on average
+    V (n, n)            both of them, trace 1: it shapes the prior of g and H
+    k = z'V z'          kernel  t1 k + t2 k^2 + t3 q q' + t6 c.c' + constant,  q = (|z|^2 - n) / sqrt(2n),
+    c (n,)              c_i = v_i x_i^2 with the parameters x around the mean and their share v of V
     y                   returns in units of their spread; twins m + s, m - s as their odd and even part
-    t (5,)              amplitudes: linear, quadratic, isotropic, noise, further noise of the even part
+    t (6,)              amplitudes: linear, quadratic, isotropic, remainder, further remainder of the even
+                        part, curvature along the parameters
     Q                   skill: the share of the variance of held-out returns that is explained, in [0, 1)
     p, d                precision and mean of the new belief in the eigenbasis of H
 
@@ -34,14 +39,19 @@ from klimb.gaussian import Gaussian, from_whitened, unmixed
 # Episodes that are kept: 2 n, enough for a gradient twice over, but so many at least and at most. A quadratic
 # of 20 parameters has 231 unknowns; the time that an update takes grows with the third power.
 FEWEST_KEPT, MOST_KEPT = 200, 1000
-# Amplitudes start as shares of the variance: of the linear, the quadratic, the isotropic part and of noise.
-FIRST_SHARES = (0.3, 0.1, 0.1, 0.3, 0.3)
+# Amplitudes start as shares of the variance: of the parts of the quadratic and of the remainder.
+FIRST_SHARES = (0.3, 0.1, 0.1, 0.3, 0.3, 0.1)
 # A share below this is as good as none; above, the returns at hand are all but equal.
 SMALLEST_SHARE, LARGEST_SHARE = 1e-8, 1e4
 # Steps towards the greatest likelihood per update. It moves on slowly, and so do they.
 STEPS = 2
-# Share of the prior that goes to all directions alike, so that none is ever given up.
-EVERYWHERE = 0.05
+# Share of the prior that goes to all directions alike, so that none is ever given up, and of the relevance of
+# directions, which takes noise for relevance until there are many episodes per parameter.
+EVERYWHERE, ALIKE = 0.05, 0.8
+# The relevance of a parameter lies between these; 1 is the average. An update changes it by a factor of 2 at
+# most, and goes a tenth as far as that of directions: what is taken for irrelevant is hardly looked at again.
+LEAST_RELEVANT, MOST_RELEVANT = 1e-4, 1e4
+LARGEST_FACTOR, PATIENCE = 2.0, 0.1
 # The variance of the constant: large against 1, the variance of what it is added to.
 CONSTANT = 100.0
 # KL(new || old) in nats that an update without any skill may take, as much as :func:`widening` asks for, and
@@ -51,6 +61,8 @@ EPISODES_PER_STEP = 8
 # Nats by which an episode may move the mean where there is no noise: a pair of them tells one direction, in
 # which a step of one standard deviation is taken.
 NATS_PER_EPISODE = 0.25
+# Nats that the mean may go where all that is unexplained is noise.
+NATS_IN_NOISE = 0.5
 # However many episodes are new, no more than this is added to the log of all standard deviations at once.
 LARGEST_CHANGE = 0.5
 # Skill is believed up to here; a perfect fit of few episodes is none.
@@ -89,13 +101,16 @@ class Memory(NamedTuple):
     ----------
     relevance : (n, n), or (n,) if diagonal
         W in the whitened coordinates of the belief.
-    amplitudes : (5,)
+    weights : (n,)
+        r, of the parameters in the order of the user.
+    amplitudes : (6,)
         t, in units of the squared spread of the returns.
     spread : (1,)
         That spread.
     """
 
     relevance: FloatArray
+    weights: FloatArray
     amplitudes: FloatArray
     spread: FloatArray
 
@@ -112,15 +127,17 @@ class Learned(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """The surrogate: gradient g (n,), curvature H, how well it predicts, and the amplitudes t (5,).
+    """The surrogate: gradient g (n,), curvature H, how well it predicts, and the amplitudes t (6,).
 
     `variance` is that of a return under the belief, in the same units, of which `unexplained` is not the
-    surrogate's; `shape` is V.
+    surrogate's. `found` and `wanted` (n,) are what the slope of each parameter explains, and what it ought to
+    if V is right: where the episodes tell the slope they are about 1, and 0 where they do not.
     """
 
     gradient: FloatArray
     hessian: FloatArray
-    shape: FloatArray
+    found: FloatArray
+    wanted: FloatArray
     amplitudes: FloatArray
     skill: float
     variance: float
@@ -160,6 +177,14 @@ def measured_noise(returns: FloatArray, twin: IntArray) -> FloatArray:
     return noise
 
 
+def noise_variance(noise: FloatArray, spread: float) -> float:
+    """The average of the measurements (P,) in units of the spread squared, of which it is all at most."""
+    if noise.size == 0:
+        return 0.0
+    with np.errstate(over="ignore"):
+        return min(1.0, float(noise.mean()) / spread / spread)
+
+
 def noiseless(noise: FloatArray) -> bool:
     """Whether noise was measured, and all measurements (P,) say that there is none, to the bit."""
     return noise.size > 0 and not noise.any()
@@ -167,10 +192,8 @@ def noiseless(noise: FloatArray) -> bool:
 
 def noise_share(noise: FloatArray, unexplained: float, spread: float) -> float:
     """What the measurements of noise (P,) make up of what is unexplained, in units of the spread squared."""
-    if noise.size == 0:
-        return 0.0
     with np.errstate(over="ignore"):
-        return min(1.0, float(noise.mean()) / spread / spread / unexplained)
+        return min(1.0, noise_variance(noise, spread) / unexplained)
 
 
 def largest_share(noise: FloatArray, share: float) -> float:
@@ -210,6 +233,7 @@ def learn(
     memory: Memory | None,
     n_new: int,
     noise: FloatArray,
+    rotation: FloatArray | None = None,
 ) -> Learned:
     """Move the belief as far as the surrogate of these episodes can be trusted.
 
@@ -229,18 +253,21 @@ def learn(
         How many of the episodes are new.
     noise : (P,)
         Variance of the noise of a return, as often as it was measured.
+    rotation : (n, n)
+        Columns are the axes of the local coordinates; None if these are the parameters themselves.
     """
     n, std = prior.n_parameters, np.sqrt(prior.variances)
     z = samples / std
     y, spread = scaled(returns)
     if memory is None:
-        W, t = (np.eye(n) if full else np.ones(n)) / n, None
+        W, r, t = (np.eye(n) if full else np.ones(n)) / n, np.ones(n), None
     else:
-        W = memory.relevance
+        W, r = memory.relevance, memory.weights
         with np.errstate(over="ignore"):  # whatever the change of scale, the fit brings them back in range
             ratio = np.clip(memory.spread[0] / max(spread, 1e-300), 1e-70, 1e70)
             t = memory.amplitudes * ratio**2
-    fit = fit_surrogate(z, y, twins, W, t, full)
+    V = prior_shape(W, r, std, rotation)
+    fit = fit_surrogate(z, y, twins, V, t, std, rotation, noise_variance(noise, spread))
     unit = math.sqrt(fit.variance)
     g, H, Q = fit.gradient / unit, fit.hessian / unit, fit.skill
     h, axes = np.linalg.eigh(H) if full else (H, None)
@@ -256,25 +283,32 @@ def learn(
         bound = max(Q / (1 - Q), n_new / max(FEWEST_KEPT, len(y)))
         # and by their number as far as what is unexplained is no noise: there are then too few of them
         bound = max(bound, no_noise(noise, share) ** 2 * NATS_PER_EPISODE * n_new)
+        # what noise hides is no reason for doubt: the filter below goes as far as it tells
+        bound, doubt = max(bound, NATS_IN_NOISE * share), doubt * (1 - share)
         slope = g if axes is None else axes.T @ g
         climbed = climb(slope, h - doubt, bound)
         climbed *= gain(slope, h, share * fit.unexplained / fit.variance, n_new, len(y))
-        scale = widening(fit, n)
+        scale = widening(fit.amplitudes, V)
         if Q == LARGEST_SKILL and float(climbed @ climbed) > 1.98 * bound:
             scale = max(scale, 0.0)  # all is explained, and the way is longer than an update may go
         if scale > 0:  # few episodes are no reason to try anything bolder than what was asked for
             scale *= min(1.0, len(y) / FEWEST_KEPT)
             if noise.any():  # noise looks like a slope now and then: believe what held-out returns confirm
                 scale *= Q
-        else:  # where all that is unexplained is noise, closing in would explain no more
-            scale *= 1 - largest_share(noise, share)
     # the target: as much of the curvature as the skill supports, positive definite by construction
     explained = float(g @ g + np.square(h).sum() / 2)
     phi = min(1.0, Q / explained) if explained > 0 else 0.0
     p = (1 - phi * h / max(1.0, 2 * float(h.max()))) * math.exp(-2 * far * scale)
+    if noise.any() and not on_plateau(returns):
+        # where all that is unexplained is noise, the belief is what the episodes tell of the optimum
+        told = n_new * np.square(h) * fit.variance / fit.unexplained
+        told = np.minimum(told, math.expm1(2 * max(LARGEST_CHANGE, change_of_step(n))))
+        sure = largest_share(noise, share)
+        p = p ** (1 - sure) * (1 + told) ** sure
     d, p, eta = bounded_step(climbed, p, far**2 * LARGEST_STEP / (1 - Q))
 
     rate = n_new / (n_new + 2 * len(y))  # an average over about two lengths of the buffer
+    r = reweighted(r, fit.found, fit.wanted, PATIENCE * rate)
     if axes is not None:
         seen = np.outer(g, g) + H @ H
         W = blend(W, seen, rate)
@@ -288,7 +322,7 @@ def learn(
         seen = np.square(g) + np.square(H)
         W = blend(W, seen, rate) / p
         posterior = unmixed(std * d, np.square(std) / p)
-    memory = Memory(W / total(W), fit.amplitudes, np.array([spread]))
+    memory = Memory(W / total(W), r, fit.amplitudes, np.array([spread]))
     return Learned(posterior, memory, seen, eta, Q)
 
 
@@ -316,23 +350,58 @@ def blend(W: FloatArray, seen: FloatArray, rate: float) -> FloatArray:
     return W if size <= 0 else (1 - rate) * W + (rate / size) * seen
 
 
-def prior_shape(W: FloatArray) -> FloatArray:
-    """V: the root of the relevance, with something for every direction, of trace 1."""
-    n = len(W)
+def prior_shape(W: FloatArray, r: FloatArray, std: FloatArray, rotation: FloatArray | None) -> FloatArray:
+    """V: the relevance of directions, on either side that of parameters, and something for all; of trace 1.
+
+    In parameters x = R diag(s) z the prior of the slope is diag(r)^(1/2) W diag(r)^(1/2), where W stands for
+    the relevance of directions with the share :data:`ALIKE` for all of them.
+    """
+    n, root = len(W), np.sqrt(r)
+    V: FloatArray = (1 - ALIKE) * W
     if W.ndim == 1:
-        V = np.sqrt((1 - EVERYWHERE) * W + EVERYWHERE / n)
+        V = r * (V + ALIKE / n)
+        V *= (1 - EVERYWHERE) / V.sum()
+        V += EVERYWHERE / n
+        return V
+    V[np.diag_indices(n)] += ALIKE / n
+    if rotation is None:
+        V *= np.outer(root, root)
     else:
-        values, axes = np.linalg.eigh(W)
-        V = (axes * np.sqrt((1 - EVERYWHERE) * np.maximum(values, 0.0) + EVERYWHERE / n)) @ axes.T
-    return V / total(V)
+        turned = (rotation.T * root) @ rotation * (std[:, None] / std)
+        V = turned @ V @ turned.T
+    V *= (1 - EVERYWHERE) / np.trace(V)
+    V[np.diag_indices(n)] += EVERYWHERE / n
+    return V
+
+
+def reweighted(r: FloatArray, found: FloatArray, wanted: FloatArray, rate: float) -> FloatArray:
+    """Move the relevance of parameters towards what their slopes explain; 1 on average.
+
+    With the rate 1 this is about a step of expectation maximisation: r becomes the mean square of the slope
+    under the posterior. Where the episodes do not tell a slope, found and wanted are 0 and r stays.
+    """
+    factor = 1 / (1 + rate * wanted) + rate * found
+    r = r * np.clip(factor, 1 / LARGEST_FACTOR, LARGEST_FACTOR)
+    weights: FloatArray = np.clip(r / r.mean(), LEAST_RELEVANT, MOST_RELEVANT)
+    return weights
 
 
 def fit_surrogate(
-    z: FloatArray, y: FloatArray, twins: Twins, W: FloatArray, t: FloatArray | None, full: bool
+    z: FloatArray,
+    y: FloatArray,
+    twins: Twins,
+    V: FloatArray,
+    t: FloatArray | None,
+    std: FloatArray,
+    rotation: FloatArray | None = None,
+    measured: float = 0.0,
 ) -> Fit:
-    """Fit the quadratic to whitened samples (N, n) and standardised returns y (N,)."""
-    N, n = z.shape
-    V = prior_shape(W)
+    """Fit the quadratic to whitened samples (N, n) and standardised returns y (N,).
+
+    Parameters are x = R diag(s) z, with the standard deviations s (n,) and the rotation R (n, n) or None;
+    `measured` is the variance of the noise of y.
+    """
+    (N, n), full = z.shape, V.ndim == 2
     zV = z @ V if full else z * V
     distance = np.einsum("ij,ij->i", z, zV)
     usual = max(1.0, float(np.sort(distance)[N // 4]))
@@ -346,10 +415,17 @@ def fit_surrogate(
     q = (np.einsum("ij,ij->i", z, z) - n) / math.sqrt(2 * n)
     linear = zV @ z.T
     if full:
-        quadratic = np.square(linear)
+        frame, x, own = None, z, np.diag(V)
+        if rotation is not None:  # parameters in units of their standard deviations
+            frame = rotation * std
+            deviation = np.sqrt(np.square(frame).sum(1))[:, None]
+            frame, back = frame / deviation, deviation * (rotation / std)
+            x, own = z @ frame.T, np.einsum("ij,ij->i", back @ V, back)
+        quadratic, bent = np.square(linear), np.square(x) * own
+        along = bent @ bent.T
     else:
         bent = np.square(z) * V
-        quadratic = bent @ bent.T
+        quadratic, along = bent @ bent.T, np.zeros((N, N))  # the same: all curvature is along parameters
     # what no quadratic explains, a remainder of the third order, grows with the sixth power of the distance;
     # as long as there are few episodes, those far away are worth a little more than that
     noise = np.maximum(1.0, distance / usual) ** (2.5 + 0.5 * min(1.0, N / FEWEST_KEPT))
@@ -357,16 +433,22 @@ def fit_surrogate(
     noise[first] = noise[second] = (noise[first] + noise[second]) / 2
     of_both, of_one = noise[first] / 2, noise[alone] / 2
 
-    sizes = np.array([np.trace(linear) / N, np.trace(quadratic) / N, q @ q / N, 1.0, 1.0])
+    sizes = np.array([np.trace(linear), np.trace(quadratic), q @ q, N, N, np.trace(along)]) / N
     sizes = np.maximum(sizes, 1e-300)
+    if not full:
+        sizes[5] = math.inf  # so that its amplitude is 0
     t = np.array(FIRST_SHARES) / sizes if t is None else t
     for _ in range(STEPS):
-        used = t = np.clip(t, SMALLEST_SHARE / sizes, LARGEST_SHARE / sizes)
+        t = np.clip(t, SMALLEST_SHARE / sizes, LARGEST_SHARE / sizes)
+        if measured > 0:  # a slope that noise hides is there: the optimum is as far away as the belief says
+            t[0] = min(max(t[0], bend(t, V)), LARGEST_SHARE / sizes[0])
+        used = t
         K = t[0] * linear
         K += t[1] * quadratic
         K += np.outer(t[2] * q, q)
+        K += t[5] * along
         K += CONSTANT
-        scatter = t[3] * noise
+        scatter = measured + t[3] * noise
         scatter[first] += t[4] * of_both  # noise of the even part: shared by twins
         scatter[second] += t[4] * of_both
         scatter[alone] += t[4] * of_one
@@ -382,6 +464,7 @@ def fit_surrogate(
                 np.square(alpha @ q),
                 np.square(alpha) @ noise,
                 np.square(alpha[first] + alpha[second]) @ of_both + np.square(alpha[alone]) @ of_one,
+                alpha @ along @ alpha,
             ]
         )
         wanted = np.array(
@@ -391,6 +474,7 @@ def fit_surrogate(
                 2 * (q @ inverse @ q) - variance @ np.square(q),
                 variance @ noise,
                 (variance[first] + variance[second] + 2 * shared) @ of_both + variance[alone] @ of_one,
+                2 * np.vdot(inverse, along) - variance @ np.diag(along),
             ]
         )
         with np.errstate(over="ignore"):
@@ -403,7 +487,7 @@ def fit_surrogate(
     left_out[first] = (variance[second] * alpha[first] - shared * alpha[second]) / determinant
     left_out[second] = (variance[first] * alpha[second] - shared * alpha[first]) / determinant
     # odd and even parts of twins have noise of their own
-    odd_noise = used[3] * noise[first]
+    odd_noise = measured + used[3] * noise[first]
     weight = 1 / np.concatenate([odd_noise, odd_noise + 2 * used[4] * of_both, scatter[alone]])
     rest = twins.parts(left_out)
     skill = held_out_skill(twins.parts(y), rest, twins.parts(np.ones(N)), weight)
@@ -416,12 +500,43 @@ def fit_surrogate(
         g = used[0] * (alpha @ zV)
         H = 2 * used[1] * (zV.T * alpha) @ zV
         H[np.diag_indices(n)] += tilt
+        bends = 2 * used[5] * own * (alpha @ bent)  # of the parameters
+        H += np.diag(bends) if frame is None else (frame.T * bends) @ frame
     else:
         g = used[0] * V * (alpha @ z)
         H = 2 * used[1] * V * (alpha @ bent) + tilt
+    # derivatives of the likelihood by the relevance of the parameters, in units of the prior
+    if full:
+        slopes = used[0] + 2 * used[1] * linear
+        found, wanted = (own * part for part in explained_by(x, alpha, inverse, slopes))
+    else:
+        of_slope, of_curvature = (
+            explained_by(z, alpha, inverse, None),
+            explained_by(bent, alpha, inverse, None),
+        )
+        found, wanted = (
+            used[0] * V * a + 2 * used[1] * b for a, b in zip(of_slope, of_curvature, strict=True)
+        )
     unexplained = max(unexplained, 1e-300)
     variance_of_returns = float(g @ g + np.square(H).sum() / 2) + unexplained
-    return Fit(g, H, V, t, skill, variance_of_returns, unexplained)
+    return Fit(g, H, found, wanted, t, skill, variance_of_returns, unexplained)
+
+
+def explained_by(
+    x: FloatArray, alpha: FloatArray, inverse: FloatArray, weights: FloatArray | None
+) -> tuple[FloatArray, FloatArray]:
+    """alpha' (C * xx') alpha and tr(K^-1 (C * xx')) for each column of x (N, n), C being `weights` or all 1.
+
+    `inverse` has the lower half of K^-1.
+    """
+    if weights is None:
+        found = np.square(alpha @ x)
+        half, middle = inverse, np.diag(inverse)
+    else:
+        parts = x * alpha[:, None]
+        found = np.einsum("ij,ij->j", parts, weights @ parts)
+        half, middle = inverse * weights, np.diag(inverse) * np.diag(weights)
+    return found, 2 * np.einsum("ij,ij->j", x, half @ x) - middle @ np.square(x)
 
 
 def solved(K: FloatArray, scatter: FloatArray, y: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -525,17 +640,22 @@ def gather(z: FloatArray, returns: FloatArray, n_new: int) -> tuple[FloatArray, 
     return d, -change_of_step(z.shape[1]) * min(max(CLOSING_ANYHOW + gained, 0.0), 1.0)
 
 
-def widening(fit: Fit, n: int) -> float:
+def widening(amplitudes: FloatArray, V: FloatArray) -> float:
     """Log factor of all standard deviations: up where the slope counts for more than the curvature.
 
     At most :func:`change_of_step`, up or down.
     """
-    slope, quadratic, isotropic, _, even = fit.amplitudes
+    slope, curvature = amplitudes[0], bend(amplitudes, V)
+    return change_of_step(len(V)) * float((slope - curvature) / (slope + curvature))
+
+
+def bend(amplitudes: FloatArray, V: FloatArray) -> float:
+    """What the curvature counts for, as the slope does by its amplitude: twice its variance, about."""
+    _, quadratic, isotropic, _, even, along = amplitudes
     # t2 is the variance of all curvature, for which noise is taken easily, t2 |V|^2 that of the mean
-    # curvature, which is blind to a rough landscape: this lies between them
-    curved = 2 * quadratic * math.sqrt(float(np.square(fit.shape).sum()))
-    bend = 2 * (curved + isotropic + even)
-    return change_of_step(n) * float((slope - bend) / (slope + bend))
+    # curvature, which is blind to a rough landscape: this lies between them, and so for t6
+    size = math.sqrt(float(np.square(V).sum()))
+    return float(2 * ((2 * quadratic + along) * size + isotropic + even))
 
 
 def bounded_step(d: FloatArray, p: FloatArray, bound: float) -> tuple[FloatArray, FloatArray, float]:
