@@ -271,8 +271,8 @@ def learn(
     unit = math.sqrt(fit.variance)
     g, H, Q = fit.gradient / unit, fit.hessian / unit, fit.skill
     h, axes = np.linalg.eigh(H) if full else (H, None)
-    far = pace(n_new, n)
-    if on_plateau(returns):
+    far, plateau = pace(n_new, n), on_plateau(returns)
+    if plateau:
         d, scale = gather(z, returns, n_new)
         climbed = d if axes is None else axes.T @ d
     else:
@@ -299,7 +299,7 @@ def learn(
     explained = float(g @ g + np.square(h).sum() / 2)
     phi = min(1.0, Q / explained) if explained > 0 else 0.0
     p = (1 - phi * h / max(1.0, 2 * float(h.max()))) * math.exp(-2 * far * scale)
-    if noise.any() and not on_plateau(returns):
+    if noise.any() and not plateau:
         # where all that is unexplained is noise, the belief is what the episodes tell of the optimum
         told = n_new * np.square(h) * fit.variance / fit.unexplained
         told = np.minimum(told, math.expm1(2 * max(LARGEST_CHANGE, change_of_step(n))))
