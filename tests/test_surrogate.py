@@ -1,6 +1,7 @@
 """The relevance surrogate: the model against closed forms, its bounds, and what an optimizer makes of it."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -661,6 +662,20 @@ def test_a_lost_twin_still_counts_and_order_does_not():
     assert (info.n_used, info.n_failed) == (11, 1)
     assert info.effective_sample_size == 11
     assert not np.allclose(c.mean, a.mean)
+
+
+def test_a_memory_of_another_form_is_learned_anew(tmp_path):
+    optimizer = klimb.Optimizer(mean=np.zeros(5), std=1.0, seed=0)
+    run(optimizer, bowl, 5)
+    state = optimizer._state
+    optimizer._state = replace(state, memory=(state.memory[0], *state.memory[2:]))
+    optimizer.save(tmp_path / "earlier.npz")
+    optimizer = klimb.Optimizer.load(tmp_path / "earlier.npz")
+    run(optimizer, bowl, 1)
+    assert len(optimizer._state.memory) == len(state.memory)
+    assert np.array_equal(
+        optimizer._state.memory[-1], state.memory[-1]
+    )  # the standard deviations it began with
 
 
 def test_episodes_from_elsewhere_warm_start_the_search(rng):

@@ -365,8 +365,9 @@ def follow_surrogate(full: bool, state: State, episodes: Episodes, n_new: int) -
     belief = state.belief
     prior = unmixed(np.zeros(belief.n_parameters), belief.variances)
     # after the surrogate's own memory comes the standard deviation that the search began with
-    memory = Memory(*state.memory[:-1]) if state.memory else None
-    unit = state.memory[-1] if state.memory else belief.std
+    *kept, unit = state.memory or (belief.std,)
+    # what an earlier version has remembered otherwise is learned anew
+    memory = Memory(*kept) if len(kept) == len(Memory._fields) else None
     local = episodes.theta - belief.mean
     rotation = belief.rotation if belief.mixed.size else None
     if rotation is not None:
