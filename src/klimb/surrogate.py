@@ -192,8 +192,7 @@ def noiseless(noise: FloatArray) -> bool:
 
 def noise_share(noise: FloatArray, unexplained: float, spread: float) -> float:
     """What the measurements of noise (P,) make up of what is unexplained, in units of the spread squared."""
-    with np.errstate(over="ignore"):
-        return min(1.0, noise_variance(noise, spread) / unexplained)
+    return min(1.0, noise_variance(noise, spread) / unexplained)
 
 
 def largest_share(noise: FloatArray, share: float) -> float:
@@ -356,7 +355,7 @@ def prior_shape(W: FloatArray, r: FloatArray, std: FloatArray, rotation: FloatAr
     In parameters x = R diag(s) z the prior of the slope is diag(r)^(1/2) W diag(r)^(1/2), where W stands for
     the relevance of directions with the share :data:`ALIKE` for all of them.
     """
-    n, root = len(W), np.sqrt(r)
+    n = len(W)
     V: FloatArray = (1 - ALIKE) * W
     if W.ndim == 1:
         V = r * (V + ALIKE / n)
@@ -364,6 +363,7 @@ def prior_shape(W: FloatArray, r: FloatArray, std: FloatArray, rotation: FloatAr
         V += EVERYWHERE / n
         return V
     V[np.diag_indices(n)] += ALIKE / n
+    root = np.sqrt(r)
     if rotation is None:
         V *= np.outer(root, root)
     else:
@@ -496,26 +496,21 @@ def fit_surrogate(
     unexplained = max(float(odd / weight[:P].sum()) if P else 0.0, float(even / weight[P:].sum()))
 
     tilt = 2 * used[2] * float(alpha @ q) / math.sqrt(2 * n)
+    # found and wanted: derivatives of the likelihood by the relevance of parameters, in units of the prior
     if full:
         g = used[0] * (alpha @ zV)
         H = 2 * used[1] * (zV.T * alpha) @ zV
         H[np.diag_indices(n)] += tilt
         bends = 2 * used[5] * own * (alpha @ bent)  # of the parameters
         H += np.diag(bends) if frame is None else (frame.T * bends) @ frame
-    else:
-        g = used[0] * V * (alpha @ z)
-        H = 2 * used[1] * V * (alpha @ bent) + tilt
-    # derivatives of the likelihood by the relevance of the parameters, in units of the prior
-    if full:
         slopes = used[0] + 2 * used[1] * linear
         found, wanted = (own * part for part in explained_by(x, alpha, inverse, slopes))
     else:
-        of_slope, of_curvature = (
-            explained_by(z, alpha, inverse, None),
-            explained_by(bent, alpha, inverse, None),
-        )
+        g = used[0] * V * (alpha @ z)
+        H = 2 * used[1] * V * (alpha @ bent) + tilt
+        by_slope, by_curvature = (explained_by(part, alpha, inverse, None) for part in (z, bent))
         found, wanted = (
-            used[0] * V * a + 2 * used[1] * b for a, b in zip(of_slope, of_curvature, strict=True)
+            used[0] * V * a + 2 * used[1] * b for a, b in zip(by_slope, by_curvature, strict=True)
         )
     unexplained = max(unexplained, 1e-300)
     variance_of_returns = float(g @ g + np.square(H).sum() / 2) + unexplained
