@@ -466,3 +466,22 @@ def test_results_do_not_depend_on_the_number_of_blas_threads():
         for threads in ("1", "2")
     }
     assert len(digests) == 1
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="how memory is kept is the C library's affair")
+def test_an_update_does_not_ask_the_system_for_memory_again():
+    code = (
+        "import resource, numpy as np, klimb\n"
+        "faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "o = klimb.Optimizer(mean=np.zeros(100), std=1.0, seed=0)\n"
+        "def update(count):\n"
+        "    for _ in range(count):\n"
+        "        theta = o.ask(8)\n"
+        "        o.tell(theta, -np.square(theta - 1).sum(1))\n"
+        "update(40)\n"
+        "before = faults()\n"
+        "update(20)\n"
+        "print((faults() - before) / 20)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(run.stdout) < 50  # pages per update; some 700 where memory goes back each time

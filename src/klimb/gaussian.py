@@ -126,7 +126,9 @@ class Gaussian:
         """
         shift = other.to_local(self.mean)
         spread = self.variances.copy()  # becomes the diagonal of Uo' Sigma Uo
-        if self.mixed.size or other.mixed.size:
+        if not other.mixed.size:
+            spread[self.mixed] = np.square(self.rotation) @ self.variances[self.mixed]
+        else:
             both = np.union1d(self.mixed, other.mixed)
             axes = other._rotation_on(both).T
             if self.mixed.size:

@@ -41,6 +41,9 @@ from klimb.gaussian import Gaussian, from_whitened, unmixed
 FEWEST_KEPT, MOST_KEPT = 200, 1000
 # Amplitudes start as shares of the variance: of the parts of the quadratic and of the remainder.
 FIRST_SHARES = (0.3, 0.1, 0.1, 0.3, 0.3, 0.1)
+# Which of them are those of the kernel, as its parts lie in memory; the last for a full covariance alone.
+ALONG = 5
+SIGNAL = (0, 1, 2, ALONG)
 # A share below this is as good as none; above, the returns at hand are all but equal.
 SMALLEST_SHARE, LARGEST_SHARE = 1e-8, 1e4
 # Steps towards the greatest likelihood per update. It moves on slowly, and so do they.
@@ -413,7 +416,11 @@ def fit_surrogate(
         zV[far] *= shrink
         distance[far] = FAR * usual
     q = (np.einsum("ij,ij->i", z, z) - n) / math.sqrt(2 * n)
-    linear = zV @ z.T
+    # its parts lie one after the other: a single product sums them up, or takes all their traces
+    kernels = np.empty((4 if full else 3, N, N))
+    linear, quadratic, isotropic = kernels[:3]
+    np.matmul(zV, z.T, out=linear)
+    np.multiply(q[:, None], q, out=isotropic)
     if full:
         frame, x, own = None, z, np.diag(V)
         if rotation is not None:  # parameters in units of their standard deviations
@@ -421,11 +428,12 @@ def fit_surrogate(
             deviation = np.sqrt(np.square(frame).sum(1))[:, None]
             frame, back = frame / deviation, deviation * (rotation / std)
             x, own = z @ frame.T, np.einsum("ij,ij->i", back @ V, back)
-        quadratic, bent = np.square(linear), np.square(x) * own
-        along = bent @ bent.T
+        bent = np.square(x) * own
+        np.square(linear, out=quadratic)
+        np.matmul(bent, bent.T, out=kernels[3])
     else:
         bent = np.square(z) * V
-        quadratic, along = bent @ bent.T, np.zeros((N, N))  # the same: all curvature is along parameters
+        np.matmul(bent, bent.T, out=quadratic)  # all curvature is along parameters
     # what no quadratic explains, a remainder of the third order, grows with the sixth power of the distance;
     # as long as there are few episodes, those far away are worth a little more than that
     noise = np.maximum(1.0, distance / usual) ** (2.5 + 0.5 * min(1.0, N / FEWEST_KEPT))
@@ -433,20 +441,20 @@ def fit_surrogate(
     noise[first] = noise[second] = (noise[first] + noise[second]) / 2
     of_both, of_one = noise[first] / 2, noise[alone] / 2
 
-    sizes = np.array([np.trace(linear), np.trace(quadratic), q @ q, N, N, np.trace(along)]) / N
-    sizes = np.maximum(sizes, 1e-300)
-    if not full:
-        sizes[5] = math.inf  # so that its amplitude is 0
+    flat, diagonals = kernels.reshape(len(kernels), N * N), np.diagonal(kernels, axis1=1, axis2=2)
+    signal = np.array(SIGNAL[: len(kernels)])
+    sizes = np.ones(6)
+    sizes[signal] = np.maximum(diagonals.sum(1) / N, 1e-300)
     t = np.array(FIRST_SHARES) / sizes if t is None else t
+    K, found, wanted = np.empty((N, N)), np.zeros(6), np.zeros(6)
     for _ in range(STEPS):
         t = np.clip(t, SMALLEST_SHARE / sizes, LARGEST_SHARE / sizes)
+        if not full:
+            t[ALONG] = 0.0
         if measured > 0:  # a slope that noise hides is there: the optimum is as far away as the belief says
             t[0] = min(max(t[0], bend(t, V)), LARGEST_SHARE / sizes[0])
         used = t
-        K = t[0] * linear
-        K += t[1] * quadratic
-        K += np.outer(t[2] * q, q)
-        K += t[5] * along
+        np.matmul(t[signal], flat, out=K.reshape(N * N))
         K += CONSTANT
         scatter = measured + t[3] * noise
         scatter[first] += t[4] * of_both  # noise of the even part: shared by twins
@@ -455,28 +463,14 @@ def fit_surrogate(
         K[first, second] += t[4] * of_both
         K[second, first] += t[4] * of_both
         alpha, inverse, scatter = solved(K, scatter, y)
-        variance, shared = np.diag(inverse), inverse[second, first]
+        variance, shared = np.diag(inverse), inverse[first, second]
         # each amplitude grows by the root of what it explains over what it should: the likelihood never falls
-        found = np.array(
-            [
-                alpha @ linear @ alpha,
-                alpha @ quadratic @ alpha,
-                np.square(alpha @ q),
-                np.square(alpha) @ noise,
-                np.square(alpha[first] + alpha[second]) @ of_both + np.square(alpha[alone]) @ of_one,
-                alpha @ along @ alpha,
-            ]
-        )
-        wanted = np.array(
-            [
-                2 * np.vdot(inverse, linear) - variance @ np.diag(linear),
-                2 * np.vdot(inverse, quadratic) - variance @ np.diag(quadratic),
-                2 * (q @ inverse @ q) - variance @ np.square(q),
-                variance @ noise,
-                (variance[first] + variance[second] + 2 * shared) @ of_both + variance[alone] @ of_one,
-                2 * np.vdot(inverse, along) - variance @ np.diag(along),
-            ]
-        )
+        found[signal] = kernels @ alpha @ alpha
+        found[3] = np.square(alpha) @ noise
+        found[4] = np.square(alpha[first] + alpha[second]) @ of_both + np.square(alpha[alone]) @ of_one
+        wanted[signal] = 2 * (flat @ inverse.reshape(N * N)) - diagonals @ variance
+        wanted[3] = variance @ noise
+        wanted[4] = (variance[first] + variance[second] + 2 * shared) @ of_both + variance[alone] @ of_one
         with np.errstate(over="ignore"):
             t = t * np.sqrt(np.clip(found / np.maximum(wanted, 1e-300), 1e-4, 1e4))
 
@@ -503,7 +497,8 @@ def fit_surrogate(
         H[np.diag_indices(n)] += tilt
         bends = 2 * used[5] * own * (alpha @ bent)  # of the parameters
         H += np.diag(bends) if frame is None else (frame.T * bends) @ frame
-        slopes = used[0] + 2 * used[1] * linear
+        slopes = np.multiply(linear, 2 * used[1], out=quadratic)
+        slopes += used[0]
         found, wanted = (own * part for part in explained_by(x, alpha, inverse, slopes))
     else:
         g = used[0] * V * (alpha @ z)
@@ -522,7 +517,7 @@ def explained_by(
 ) -> tuple[FloatArray, FloatArray]:
     """alpha' (C * xx') alpha and tr(K^-1 (C * xx')) for each column of x (N, n), C being `weights` or all 1.
 
-    `inverse` has the lower half of K^-1.
+    `inverse` has the upper half of K^-1.
     """
     if weights is None:
         found = np.square(alpha @ x)
@@ -535,7 +530,7 @@ def explained_by(
 
 
 def solved(K: FloatArray, scatter: FloatArray, y: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """(K + diag)^-1 y, the lower half of that inverse, and the diagonal: a larger one if rounding asks."""
+    """(K + diag)^-1 y, the upper half of that inverse, and the diagonal: a larger one if rounding asks."""
     places = np.diag_indices_from(K)
     own = K[places]
     while True:
@@ -546,7 +541,7 @@ def solved(K: FloatArray, scatter: FloatArray, y: FloatArray) -> tuple[FloatArra
         scatter = 10 * scatter
     alpha, _ = lapack.dpotrs(factor, y, lower=True)
     inverse, _ = lapack.dpotri(factor, lower=True, overwrite_c=True)
-    return alpha, inverse, scatter
+    return alpha, inverse.T, scatter
 
 
 def held_out_skill(y: FloatArray, left_out: FloatArray, constant: FloatArray, weight: FloatArray) -> float:
@@ -566,16 +561,17 @@ def climb(g: FloatArray, h: FloatArray, bound: float) -> FloatArray:
     """Maximise g.d + sum h d^2 / 2 with |d|^2 / 2 <= bound, which is above 0."""
     if not g.any():
         return np.zeros_like(g)
-    above = max(0.0, float(h.max())) - h
     moved = g != 0
+    slope, above = g[moved], max(0.0, float(h.max())) - h[moved]
+    least = float(above.min())
 
     def half_length(eta: float) -> float:
-        if (above[moved] + eta).min() <= 0:
+        if least + eta <= 0:
             return math.inf
-        return 0.5 * float(np.square(g[moved] / (above[moved] + eta)).sum())
+        return 0.5 * float(np.square(slope / (above + eta)).sum())
 
     d = np.zeros_like(g)
-    d[moved] = g[moved] / (above[moved] + largest_step(half_length, bound))
+    d[moved] = slope / (above + largest_step(half_length, bound))
     return d
 
 
