@@ -64,6 +64,9 @@ EPISODES_PER_STEP = 8
 # Nats by which an episode may move the mean where there is no noise: a pair of them tells one direction, in
 # which a step of one standard deviation is taken.
 NATS_PER_EPISODE = 0.25
+# Nats for every parameter per kept episode: B of them, B/2 pairs, tell sqrt(B/2n) of the slope of n
+# parameters, so that a step of 4 n/B nats goes two standard deviations along the true one.
+NATS_PER_PARAMETER = 4.0
 # Nats that the mean may go where all that is unexplained is noise.
 NATS_IN_NOISE = 0.5
 # However many episodes are new, no more than this is added to the log of all standard deviations at once.
@@ -283,8 +286,10 @@ def learn(
         share = noise_share(noise, fit.unexplained, spread)
         # without skill, by the share of new episodes: noise must not stop the search for good
         bound = max(Q / (1 - Q), n_new / max(FEWEST_KEPT, len(y)))
-        # and by their number as far as what is unexplained is no noise: there are then too few of them
-        bound = max(bound, no_noise(noise, share) ** 2 * NATS_PER_EPISODE * n_new)
+        # and by their number as far as what is unexplained (no more than all) is no noise: they are too few
+        few = max(NATS_PER_EPISODE * n_new, NATS_PER_PARAMETER * n / len(y))
+        certain = no_noise(noise, noise_share(noise, min(1.0, fit.unexplained), spread))
+        bound = max(bound, certain**2 * few)
         # what noise hides is no reason for doubt: the filter below goes as far as it tells
         bound, doubt = max(bound, NATS_IN_NOISE * share), doubt * (1 - share)
         slope = g if axes is None else axes.T @ g
