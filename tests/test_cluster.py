@@ -66,6 +66,22 @@ def test_a_run_on_a_cluster_is_the_run_without(nodes):
     assert there.stdout.partition('"seconds"')[0] == alone.stdout.partition('"seconds"')[0]
 
 
+def test_a_study_is_resumed_on_a_cluster_as_without(nodes, tmp_path):
+    here, there = str(tmp_path / "here.db"), str(tmp_path / "there.db")
+    found = []
+    for file, elsewhere in ((here, []), (there, ["--cluster", nodes.client, "--timeout", "60"])):
+        begun = CliRunner().invoke(app, ["run", "lqr", "--episodes", "40", "--study", file, "--quiet"])
+        assert begun.exit_code == 0, begun.output
+        done = CliRunner().invoke(
+            app, ["study", "resume", file, "--episodes", "80", "--json", "-q", *elsewhere]
+        )
+        assert done.exit_code == 0, done.output
+        with klimb.Study(file) as study:
+            found.append((study.status().done, study.optimizer.mean.tolist()))
+    assert found[0] == found[1]
+    assert found[0][0] == 80
+
+
 def test_a_hanging_episode_loses_its_actor_and_fails_alone(nodes):
     theta = np.array([[10.0, k] for k in range(6)])
     expected = Told().evaluate(theta, 1)

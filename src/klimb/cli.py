@@ -362,14 +362,18 @@ def run(
     epilog="[bold]Examples[/bold]\n\n"
     "klimb run lqr --episodes 5000 --study lqr.db\n\n"
     "klimb study resume lqr.db\n\n"
-    "klimb study resume lqr.db --episodes 10000"
+    "klimb study resume lqr.db --episodes 10000\n\n"
+    "klimb study resume lqr.db --cluster ray://head:10001"
 )
 def resume(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What [bold]klimb run --study[/bold] made.")],
     episodes: Annotated[
         int | None, typer.Option("--episodes", "-e", min=2, help="How many in all [dim](as before)[/dim].")
     ] = None,
-    workers: Annotated[int, typer.Option("--workers", "-w", min=1, help="As for klimb run.")] = 1,
+    workers: Annotated[int | None, typer.Option("--workers", "-w", min=1, help="As for klimb run.")] = None,
+    cluster: Annotated[str | None, typer.Option(metavar="ADDRESS", help="As for klimb run.")] = None,
+    timeout: Annotated[float | None, typer.Option(metavar="SECONDS", help="As for klimb run.")] = None,
+    retries: Annotated[int, typer.Option(min=0, help="As for klimb run.")] = 1,
     plot: Annotated[Path | None, typer.Option(help="As for klimb run.")] = None,
     save: Annotated[Path | None, typer.Option(help="As for klimb run.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As for klimb run.")] = False,
@@ -382,7 +386,18 @@ def resume(
         for name in ("options", "settings"):
             settled[name] = [f"{key}={to_word(value)}" for key, value in settled[name].items()]
     settled["episodes"] = episodes or settled["episodes"]
-    run(**settled, workers=workers, plot=plot, save=save, study=file, as_json=as_json, quiet=quiet)
+    run(
+        **settled,
+        workers=workers,
+        cluster=cluster,
+        timeout=timeout,
+        retries=retries,
+        plot=plot,
+        save=save,
+        study=file,
+        as_json=as_json,
+        quiet=quiet,
+    )
 
 
 @app.command(

@@ -182,8 +182,10 @@ class Conversing:
         return sample_seeds(self.learner.seed, 0, begin, begin + first, count, self._batch)
 
     def redraw(self, theta: FloatArray, position: int, low: FloatArray, high: FloatArray) -> FloatArray:
-        """See :class:`Kept`."""
-        raise NotImplementedError  # such a study is not made
+        """See :class:`Kept`; :meth:`Study.create` makes no study that would ask for it."""
+        raise ValueError(
+            f"{self.learner.algorithm.name} cannot draw anew: create the study with outside='clip'."
+        )
 
     def check_foreign(self, theta: FloatArray) -> None:
         """See :class:`Kept`."""
