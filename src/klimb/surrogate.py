@@ -421,7 +421,7 @@ def fit_surrogate(
         zV[far] *= shrink
         distance[far] = FAR * usual
     q = (np.einsum("ij,ij->i", z, z) - n) / math.sqrt(2 * n)
-    # its parts lie one after the other: a single product sums them up, or takes all their traces
+    # parts of the kernel, one after the other: a single product sums them up, or takes all their traces
     kernels = np.empty((4 if full else 3, N, N))
     linear, quadratic, isotropic = kernels[:3]
     np.matmul(zV, z.T, out=linear)
