@@ -457,7 +457,8 @@ def fit_surrogate(
         if not full:
             t[ALONG] = 0.0
         if measured > 0:  # a slope that noise hides is there: the optimum is as far away as the belief says
-            t[0] = min(max(t[0], bend(t, V)), LARGEST_SHARE / sizes[0])
+            hidden = measured / (measured + t[3] + t[4] / 2)
+            t[0] = min(max(t[0], hidden * bend(t, V)), LARGEST_SHARE / sizes[0])
         used = t
         np.matmul(t[signal], flat, out=K.reshape(N * N))
         K += CONSTANT
