@@ -371,6 +371,27 @@ def test_parameters_that_matter_are_told_from_many_that_do_not(covariance, seed)
         relevance += optimizer.tell(theta, -np.square(theta[:, [3, 30, 50]] - 1).sum(1)).relevance / 50
     assert set(np.argsort(relevance)[-3:]) == {3, 30, 50}
     assert relevance[[3, 30, 50]].sum() > 0.8
+    weights = optimizer._state.memory[1]  # these move slowly, with a full covariance above all
+    assert weights[[3, 30, 50]].min() > np.median(weights)
+    if covariance == "diagonal":
+        assert set(np.argsort(weights)[-3:]) == {3, 30, 50}
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_noise_keeps_the_slope_in_the_prior_only_as_far_as_it_is_what_is_unexplained(rng, full):
+    """A bowl around the mean has no slope; a little noise beside a large remainder is no reason for one."""
+    n, N = 3, 60
+    z = draw_pairs(rng, N // 2, n)
+    y, _ = scaled(-np.square(z).sum(1))
+    V = np.eye(n) / n if full else np.full(n, 1 / n)
+    t = np.array([1e-3, 1.0, 1.0, 1.0, 1.0, 1.0])
+
+    def slope(measured):
+        fit = fit_surrogate(z, y, in_pairs(N), V, t, np.ones(n), None, measured)
+        return fit.amplitudes[0]
+
+    assert slope(1.0) > 0.01
+    assert slope(0.0) <= slope(1e-6) < 1e-3 * slope(1.0)
 
 
 def test_noise_is_a_share_of_what_is_unexplained():

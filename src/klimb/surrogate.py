@@ -501,7 +501,7 @@ def fit_surrogate(
         g = used[0] * (alpha @ zV)
         H = 2 * used[1] * (zV.T * alpha) @ zV
         H[np.diag_indices(n)] += tilt
-        bends = 2 * used[5] * own * (alpha @ bent)  # of the parameters
+        bends = 2 * used[ALONG] * own * (alpha @ bent)  # of the parameters
         H += np.diag(bends) if frame is None else (frame.T * bends) @ frame
         slopes = np.multiply(linear, 2 * used[1], out=quadratic)
         slopes += used[0]
