@@ -45,7 +45,7 @@ FIRST_SHARES = (0.3, 0.1, 0.1, 0.3, 0.3, 0.1)
 ALONG = 5
 SIGNAL = (0, 1, 2, ALONG)
 # A share below this is as good as none; above, the returns at hand are all but equal.
-SMALLEST_SHARE, LARGEST_SHARE = 1e-8, 1e4
+SMALLEST_SHARE, LARGEST_SHARE = 1e-12, 1e4
 # Steps towards the greatest likelihood per update. It moves on slowly, and so do they.
 STEPS = 2
 # Share of the prior that goes to all directions alike, so that none is ever given up, and of the relevance of
@@ -65,7 +65,8 @@ EPISODES_PER_STEP = 8
 # which a step of one standard deviation is taken.
 NATS_PER_EPISODE = 0.25
 # Nats for every parameter per kept episode: B of them, B/2 pairs, tell sqrt(B/2n) of the slope of n
-# parameters, so that a step of 4 n/B nats goes two standard deviations along the true one.
+# parameters, so that a step of 4 n/B nats goes two standard deviations along the true one. So it is with far
+# more parameters than episodes; with as many, the skill tells how far to go.
 NATS_PER_PARAMETER = 4.0
 # Nats that the mean may go where all that is unexplained is noise.
 NATS_IN_NOISE = 0.5
@@ -263,7 +264,7 @@ def learn(
     """
     n, std = prior.n_parameters, np.sqrt(prior.variances)
     z = samples / std
-    y, spread = scaled(returns)
+    y, spread = scaled(returns, nearness(np.einsum("ij,ij->i", z, z)))
     if memory is None:
         W, r, t = (np.eye(n) if full else np.ones(n)) / n, np.ones(n), None
     else:
@@ -285,9 +286,9 @@ def learn(
         doubt = math.sqrt((1 - Q) / n)
         share = noise_share(noise, fit.unexplained, spread)
         # without skill, by the share of new episodes: noise must not stop the search for good
-        bound = max(Q / (1 - Q), n_new / max(FEWEST_KEPT, len(y)))
+        bound = max(odds(Q, fit, len(y)), n_new / max(FEWEST_KEPT, len(y)))
         # and by their number as far as what is unexplained (no more than all) is no noise: they are too few
-        few = max(NATS_PER_EPISODE * n_new, NATS_PER_PARAMETER * n / len(y))
+        few = max(NATS_PER_EPISODE * n_new, NATS_PER_PARAMETER * (n / len(y) - 1))
         certain = no_noise(noise, noise_share(noise, min(1.0, fit.unexplained), spread))
         bound = max(bound, certain**2 * few)
         # what noise hides is no reason for doubt: the filter below goes as far as it tells
@@ -305,7 +306,9 @@ def learn(
     # the target: as much of the curvature as the skill supports, positive definite by construction
     explained = float(g @ g + np.square(h).sum() / 2)
     phi = min(1.0, Q / explained) if explained > 0 else 0.0
-    p = (1 - phi * h / max(1.0, 2 * float(h.max()))) * math.exp(-2 * far * scale)
+    # at first a few steep directions are all that is seen: the others wait for their turn
+    part = closing(h, Q) if scale < 0 and not plateau and len(y) < FEWEST_KEPT else 1.0
+    p = (1 - phi * h / max(1.0, 2 * float(h.max()))) * np.exp(-2 * far * scale * part)
     if noise.any() and not plateau:
         # where all that is unexplained is noise, the belief is what the episodes tell of the optimum
         told = n_new * np.square(h) * fit.variance / fit.unexplained
@@ -333,16 +336,32 @@ def learn(
     return Learned(posterior, memory, seen, eta, Q)
 
 
-def scaled(returns: FloatArray) -> tuple[FloatArray, float]:
-    """Returns around 0 in units of their spread, and that spread; outliers are brought back in."""
+def nearness(length: FloatArray) -> FloatArray:
+    """Weights (N,) of samples by their squared length, 1 for the nearest quarter: far ones hardly count.
+
+    They fall with the sixth power of the distance, as what a remainder of the third order leaves unknown
+    grows, down to where an episode counts for nothing.
+    """
+    usual = max(float(np.sort(length)[length.size // 4]), 1e-300)
+    weights: FloatArray = np.clip(usual / np.maximum(length, usual), 1 / FAR, 1.0) ** 3
+    return weights
+
+
+def scaled(returns: FloatArray, near: FloatArray) -> tuple[FloatArray, float]:
+    """Returns around 0 in units of their spread, and that spread; outliers are brought back in.
+
+    Both are those of the episodes that are `near` (N,): where the belief has closed in, the returns of
+    earlier episodes differ by far more, and in their units nothing could be seen of what is left.
+    """
     largest = float(np.abs(returns).max())
     J = returns / largest  # keeps the squares of huge and tiny returns in range
     low, high = np.sort(J)[[J.size // 4, (3 * J.size) // 4]]
     if high > low:
         J = np.clip(J, low - OUTLYING * (high - low), high + OUTLYING * (high - low))
-    J = J - J.mean()
+    near = near / near.sum()
+    J = J - near @ J
     size = float(np.abs(J).max())
-    rms = size * math.sqrt(float(np.mean(np.square(J / size))))
+    rms = size * math.sqrt(float(near @ np.square(J / size)))
     return J / rms, rms * largest
 
 
@@ -415,12 +434,14 @@ def fit_surrogate(
     usual = max(1.0, float(np.sort(distance)[N // 4]))
     far = distance > FAR * usual
     if far.any():
-        shrink = np.sqrt(FAR * usual / distance[far])[:, None]
-        z, zV = z.copy(), zV.copy()
-        z[far] *= shrink
-        zV[far] *= shrink
+        shrink = FAR * usual / distance[far]
+        z, zV, y = z.copy(), zV.copy(), y.copy()
+        z[far] *= np.sqrt(shrink)[:, None]
+        zV[far] *= np.sqrt(shrink)[:, None]
+        y[far] *= shrink  # as a quadratic would
         distance[far] = FAR * usual
-    q = (np.einsum("ij,ij->i", z, z) - n) / math.sqrt(2 * n)
+    length = np.einsum("ij,ij->i", z, z)
+    q = (length - n) / math.sqrt(2 * n)
     # parts of the kernel, one after the other: a single product sums them up, or takes all their traces
     kernels = np.empty((4 if full else 3, N, N))
     linear, quadratic, isotropic = kernels[:3]
@@ -449,7 +470,8 @@ def fit_surrogate(
     flat, diagonals = kernels.reshape(len(kernels), N * N), np.diagonal(kernels, axis1=1, axis2=2)
     signal = np.array(SIGNAL[: len(kernels)])
     sizes = np.ones(6)
-    sizes[signal] = np.maximum(diagonals.sum(1) / N, 1e-300)
+    near = nearness(length)
+    sizes[signal] = np.maximum(diagonals @ near / near.sum(), 1e-300)
     t = np.array(FIRST_SHARES) / sizes if t is None else t
     K, found, wanted = np.empty((N, N)), np.zeros(6), np.zeros(6)
     for _ in range(STEPS):
@@ -561,6 +583,32 @@ def held_out_skill(y: FloatArray, left_out: FloatArray, constant: FloatArray, we
     share = 1 - float(after.sum()) / size
     error = math.sqrt(y.size) * float(np.std(before - after - share * before)) / size  # of a ratio
     return min(max(share - error / 2, 0.0), LARGEST_SKILL)
+
+
+def odds(skill: float, fit: Fit, n_kept: int) -> float:
+    """What is explained over what is not, of the kept episodes or of the belief as it is now.
+
+    The first is the skill. But as long as the belief closes in, most episodes lie far outside of it, and a
+    few steep directions that explain them say little of what is left: with few episodes the second counts,
+    which gives way to the first as they become :data:`FEWEST_KEPT`.
+    """
+    here = min(skill, 1 - fit.unexplained / fit.variance)
+    few = max(0.0, 1 - n_kept / FEWEST_KEPT)
+    chances: float = (skill / (1 - skill)) ** (1 - few) * (here / (1 - here)) ** few
+    return chances
+
+
+def closing(h: FloatArray, skill: float) -> FloatArray:
+    """Share of the closing in that each direction takes part in, (n,), by its curvature h (n,).
+
+    As far as the surrogate is right, only those take part in full whose squared curvature is half of the
+    average or more: the others are still to be looked at, once the steep ones hide them no more.
+    """
+    bent = np.square(h)
+    if not bent.any():
+        return np.ones_like(h)
+    part: FloatArray = 1 - skill * (1 - np.minimum(1.0, 2 * bent / bent.mean()))
+    return part
 
 
 def climb(g: FloatArray, h: FloatArray, bound: float) -> FloatArray:
