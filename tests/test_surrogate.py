@@ -357,7 +357,7 @@ def test_episodes_of_a_belief_long_gone_do_not_hide_what_is_left(rng, full):
 @given(st.floats(0, 0.999), st.floats(0, 1), st.integers(2, 1000))
 def test_skill_counts_as_episodes_come_in_and_before_what_is_explained_here(skill, unexplained, n_kept):
     fit = Fit(*(np.empty(0) for _ in range(5)), skill, 1.0, max(unexplained, 1e-300))
-    chances = odds(skill, fit, n_kept)
+    chances = odds(fit, n_kept)
     here = min(skill, 1 - unexplained)
     assert here / (1 - here) * (1 - 1e-9) <= chances <= skill / (1 - skill) * (1 + 1e-9)
     if n_kept >= surrogate.FEWEST_KEPT:

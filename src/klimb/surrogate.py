@@ -286,7 +286,7 @@ def learn(
         doubt = math.sqrt((1 - Q) / n)
         share = noise_share(noise, fit.unexplained, spread)
         # without skill, by the share of new episodes: noise must not stop the search for good
-        bound = max(odds(Q, fit, len(y)), n_new / max(FEWEST_KEPT, len(y)))
+        bound = max(odds(fit, len(y)), n_new / max(FEWEST_KEPT, len(y)))
         # and by their number as far as what is unexplained (no more than all) is no noise: they are too few
         few = max(NATS_PER_EPISODE * n_new, NATS_PER_PARAMETER * (n / len(y) - 1))
         certain = no_noise(noise, noise_share(noise, min(1.0, fit.unexplained), spread))
@@ -585,16 +585,16 @@ def held_out_skill(y: FloatArray, left_out: FloatArray, constant: FloatArray, we
     return min(max(share - error / 2, 0.0), LARGEST_SKILL)
 
 
-def odds(skill: float, fit: Fit, n_kept: int) -> float:
+def odds(fit: Fit, n_kept: int) -> float:
     """What is explained over what is not, of the kept episodes or of the belief as it is now.
 
     The first is the skill. But as long as the belief closes in, most episodes lie far outside of it, and a
     few steep directions that explain them say little of what is left: with few episodes the second counts,
     which gives way to the first as they become :data:`FEWEST_KEPT`.
     """
-    here = min(skill, 1 - fit.unexplained / fit.variance)
+    kept, here = fit.skill, min(fit.skill, 1 - fit.unexplained / fit.variance)
     few = max(0.0, 1 - n_kept / FEWEST_KEPT)
-    chances: float = (skill / (1 - skill)) ** (1 - few) * (here / (1 - here)) ** few
+    chances: float = (kept / (1 - kept)) ** (1 - few) * (here / (1 - here)) ** few
     return chances
 
 
