@@ -108,11 +108,11 @@ def test_ask_speaks_to_people_as_well(file):
 
 
 def test_ask_is_what_python_asks(file, tmp_path):
-    asked = answer("ask", file)
-    optimizer = klimb.Optimizer(klimb.dr_creps(), mean=np.zeros(3), std=1.0, seed=0)
-    assert asked["parameters"] == optimizer.ask(1)[0].tolist()
+    asked = [answer("ask", file) for _ in range(3)]
+    optimizer = klimb.Optimizer(mean=np.zeros(3), std=1.0, seed=0)
+    assert [one["parameters"] for one in asked] == optimizer.ask(3).tolist()
     with klimb.Study(file) as study:
-        assert asked["study"] == study.settings.uid
+        assert asked[0]["study"] == study.settings.uid
 
 
 def test_a_human_inserts_an_episode(file, tmp_path):
@@ -148,7 +148,7 @@ def test_warm_start(file, tmp_path):
 
 
 def test_repeats_are_handed_out_in_turn(tmp_path):
-    done("create", tmp_path / "arm.db", *THREE, "--repeats", 3)
+    done("create", tmp_path / "arm.db", *THREE, "--repeats", 3, "--algorithm", "dr-creps")
     asked = [answer("ask", tmp_path / "arm.db") for _ in range(4)]
     assert [one["repeat"] for one in asked] == [0, 1, 2, 0]
     assert asked[0]["parameters"] == asked[2]["parameters"] != asked[3]["parameters"]

@@ -15,6 +15,7 @@ from klimb import surrogate
 from klimb.gaussian import unmixed
 from klimb.surrogate import (
     Fit,
+    Memory,
     bounded_step,
     climb,
     closing,
@@ -225,40 +226,81 @@ def test_what_is_run_twice_measures_the_noise(rng):
 
 
 @pytest.mark.parametrize("noisy", [False, True])
-def test_the_noise_is_measured_now_and_then_unless_there_is_none(rng, noisy):
+def test_the_mean_is_run_twice_now_and_then_unless_there_is_no_noise(rng, noisy):
     optimizer, repeats = klimb.Optimizer(mean=np.zeros(5), std=1.0, seed=0), []
     for _ in range(12):
         theta = optimizer.ask(8)
-        repeats.append(bool((theta[0] == theta[1]).all()))
-        mirrored = theta[2:] - optimizer.mean
+        repeats.append(bool((theta[:2] == optimizer.mean).all()))
+        mirrored = theta - optimizer.mean
         np.testing.assert_allclose(mirrored[::2], -mirrored[1::2], atol=1e-12)
         optimizer.tell(theta, -np.square(theta - 1).sum(1) + noisy * rng.standard_normal(8))
-    assert np.flatnonzero(repeats).tolist() == ([3, 7, 11] if noisy else [3])
+    assert np.flatnonzero(repeats).tolist() == ([0, 4, 8] if noisy else [0])
 
 
-def test_of_many_episodes_at_once_the_first_are_enough_to_measure_the_noise(rng):
-    search = klimb.auto("diagonal")
-    optimizer, repeats = klimb.Optimizer(search, mean=np.zeros(900), std=1.0, seed=0), []
-    assert search.usual_batch(900) == 24
-    for _ in range(4):
-        theta = optimizer.ask(24)
-        repeats.append(bool((theta[0] == theta[1]).all()))
-        optimizer.tell(theta, theta.sum(1) + rng.standard_normal(24))
-    assert repeats == [True, False, False, True]
-
-
-def test_asked_one_by_one_the_repeated_sample_is_the_same():
-    def at_the_fourth_iteration():
-        optimizer = klimb.Optimizer(mean=np.zeros(5), std=1.0, seed=0)
-        for _ in range(3):
-            theta = optimizer.ask(4)
-            optimizer.tell(theta, theta.sum(1))
-        return optimizer
-
-    together, one_by_one = at_the_fourth_iteration(), at_the_fourth_iteration()
+def test_asked_one_by_one_the_mean_comes_first_as_well():
+    together, one_by_one = (klimb.Optimizer(mean=np.ones(5), std=1.0, seed=0) for _ in range(2))
     theta = together.ask(4)
-    np.testing.assert_array_equal(theta[0], theta[1])
+    np.testing.assert_array_equal(theta[:2], np.ones((2, 5)))
+    assert (theta[2:] != 1).all()
     np.testing.assert_array_equal(theta, np.vstack([one_by_one.ask(1) for _ in range(4)]))
+
+
+@pytest.mark.parametrize("covariance", ["full", "diagonal"])
+def test_of_the_mean_alone_nothing_is_learned(covariance):
+    """With two episodes at a time the first update has the mean only, whatever its returns."""
+    optimizer = klimb.Optimizer(klimb.auto(covariance), mean=np.zeros(3), std=1.0, seed=0)
+    theta = optimizer.ask(2)
+    before = optimizer.belief
+    assert not optimizer.tell(theta, [0.0, 1.0]).informative
+    assert optimizer.belief is before
+    run(optimizer, bowl, 200, 2)
+    assert bowl(optimizer.mean[None])[0] > 1e-3 * bowl(np.zeros((1, 3)))[0]
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_runs_of_the_mean_tell_what_the_spread_costs(rng, full):
+    """In many directions all samples are about equally far away, and hardly tell curvature by themselves."""
+    n, N, curvature = 100, 100, 0.2
+    errors = {0: 0.0, 8: 0.0}
+    for at_mean in errors:
+        for _ in range(12):
+            z, t = draw_pairs(rng, N // 2, n), None
+            z[:at_mean] = 0
+            length = np.square(z).sum(1)
+            returns = -curvature / 2 * length + 5 * rng.standard_normal(N)
+            y, spread = scaled(returns, length)
+            for _ in range(10):  # until the amplitudes have settled
+                fit = fit_surrogate(
+                    z, y, in_pairs(N), np.eye(n) / n if full else np.ones(n) / n, t, np.ones(n)
+                )
+                t = fit.amplitudes
+            total = float(np.trace(fit.hessian) if full else fit.hessian.sum()) * spread
+            errors[at_mean] += (total + n * curvature) ** 2 / 12
+    assert errors[8] < errors[0] / 2
+    assert math.sqrt(errors[8]) < 0.25 * n * curvature
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_where_many_episodes_are_unexplained_the_belief_closes_in_at_half_the_pace(rng, full):
+    """Returns that are the same if run again, but follow no quadratic; few of them say nothing of that."""
+    n = 5
+    closed = {}
+    for N, noise in ((200, 0.0), (200, None), (8, 0.0), (8, None)):
+        z = np.random.default_rng(1).standard_normal((N, n))
+        returns = -np.abs(np.random.default_rng(2).standard_normal(N)) - np.square(z).sum(1) / 100
+        measured = NOT_MEASURED if noise is None else np.array([noise])
+        prior = unmixed(np.zeros(n), np.ones(n))
+        memory = Memory(
+            np.eye(n) / n if full else np.ones(n) / n,
+            np.ones(n),
+            np.array([1e-3, 1e-3, 1, 1, 1, 0]),
+            np.ones(1),
+        )
+        learned = learn(prior, z, returns, matched(np.zeros(N, dtype=np.int64)), full, memory, 8, measured)
+        closed[N, noise] = np.log(learned.posterior.variances).mean()
+    assert closed[200, None] < 0
+    assert closed[200, 0.0] == pytest.approx(closed[200, None] / 2, rel=0.1)
+    assert closed[8, 0.0] == pytest.approx(closed[8, None], rel=0.1)
 
 
 @pytest.mark.parametrize("full", [True, False])
@@ -332,12 +374,24 @@ def test_samples_that_rounding_has_put_on_the_mean_count_like_any_other():
 
 
 def test_units_are_those_of_near_episodes(rng):
-    returns, near = rng.standard_normal(50), rng.random(50)
-    y, spread = scaled(returns, near)
+    returns, length = rng.standard_normal(50), rng.uniform(1, 9, 50)
+    y, spread = scaled(returns, length)
+    near = np.minimum(1, np.sort(length)[50 // 4] / length) ** 3
     mean = np.average(returns, weights=near)
     std = math.sqrt(np.average(np.square(returns - mean), weights=near))
     np.testing.assert_allclose(spread, std)
     np.testing.assert_allclose(y, (returns - mean) / std)
+
+
+def test_an_outlier_is_one_for_its_distance():
+    """A crash nearby is brought back in; what a bowl has far away is as it is."""
+    length = np.array([1.0] * 30 + [1e3])
+    returns = np.append(np.linspace(-1, 1, 30), -1e3)
+    y, spread = scaled(returns, length)
+    assert (y[0] - y[-1]) * spread == pytest.approx(999)
+    y, spread = scaled(returns, np.ones(31))
+    low, high = np.sort(returns)[[7, 23]]
+    assert (y[0] - y[-1]) * spread == pytest.approx(-1 - (low - 10 * (high - low)))
 
 
 @pytest.mark.parametrize("full", [True, False])
@@ -460,16 +514,18 @@ def test_parameters_that_matter_are_told_from_many_that_do_not(covariance, seed)
     assert relevance[[3, 30, 50]].sum() > 0.8
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_the_prior_learns_in_noise_which_parameters_matter(seed):
+def test_the_prior_learns_in_noise_which_parameters_matter():
     """The inner weights move slowly: hardly at all where a task is solved at once, as it is without noise."""
-    optimizer = klimb.Optimizer(klimb.auto("diagonal"), mean=np.zeros(60), std=1.0, seed=seed)
-    rng = np.random.default_rng(seed)
-    for _ in range(50):
-        theta = optimizer.ask(8)
-        optimizer.tell(theta, -np.square(theta[:, [3, 30, 50]] - 1).sum(1) + 0.3 * rng.standard_normal(8))
-    weights = optimizer._state.memory[1]
+    weights = np.zeros(60)
+    for seed in range(6):  # single runs err now and then
+        optimizer = klimb.Optimizer(klimb.auto("diagonal"), mean=np.zeros(60), std=1.0, seed=seed)
+        rng = np.random.default_rng(seed)
+        for _ in range(50):
+            theta = optimizer.ask(8)
+            optimizer.tell(theta, -np.square(theta[:, [3, 30, 50]] - 1).sum(1) + 0.3 * rng.standard_normal(8))
+        weights += optimizer._state.memory[1] / 6
     assert set(np.argsort(weights)[-3:]) == {3, 30, 50}
+    assert weights[[3, 30, 50]].min() > 1.15 > np.sort(weights)[-4]
 
 
 @pytest.mark.parametrize("full", [True, False])
@@ -759,7 +815,8 @@ def test_the_divergence_stays_within_what_skill_and_episodes_allow(seed, batch, 
         theta = optimizer.ask(batch)
         returns = bowl(theta) * 10.0 ** rng.uniform(-3, 3) + rng.standard_normal(batch)
         info = optimizer.tell(theta, returns)
-        assert info.kl <= 4 * steps**2 / (1 - info.skill) * (1 + 1e-6)
+        if info.informative:  # the mean alone is not
+            assert info.kl <= 4 * steps**2 / (1 - info.skill) * (1 + 1e-6)
 
 
 def test_scale_and_offset_of_the_returns_do_not_matter():

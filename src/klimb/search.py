@@ -47,8 +47,8 @@ GOLDEN_JUMP = 0x9E3779B97F4A7C15F39CC0605CEDC835
 # With a full covariance, the surrogate's update takes a second from about here on.
 LARGEST_FULL_SURROGATE = 1000
 
-# The surrogate has a sample run twice once in so many iterations, and in the first if it has many episodes.
-REPEATING, MANY_AT_FIRST = 4, 24
+# The surrogate has the mean run twice in the first of so many iterations.
+REPEATING = 4
 
 # Of more new episodes than this the surrogate takes those nearest to the belief.
 MOST_AT_ONCE = 2000
@@ -250,10 +250,10 @@ def ask(search: Search, state: State, seed: int, first: int, count: int) -> Floa
     variances = belief.variances if state.exploration is None else belief.variances * state.exploration
     noise = np.empty((count, belief.n_parameters))
     if search.mirrored:  # sample 2k + 1 is the mirror image of sample 2k
-        sources = [index // 2 for index in range(first, first + count)]
-        signs = [-1 if index % 2 else 1 for index in range(first, first + count)]
-        if first <= 1 < first + count and asks_twice(search, state):
-            signs[1 - first] = 1
+        indices = range(first, first + count)
+        sources = [index // 2 for index in indices]
+        at_mean = 2 if asks_mean(search, state) else 0
+        signs = [0 if index < at_mean else -1 if index % 2 else 1 for index in indices]
     else:
         sources, signs = list(range(first, first + count)), [1] * count
     for row, rng, sign in zip(noise, streams(seed, state.iteration, sources), signs, strict=True):
@@ -262,15 +262,12 @@ def ask(search: Search, state: State, seed: int, first: int, count: int) -> Floa
     return belief.shaped(noise, np.sqrt(variances))
 
 
-def asks_twice(search: Search, state: State) -> bool:
-    """Whether sample 1 of this iteration repeats sample 0, to measure the noise of the returns.
+def asks_mean(search: Search, state: State) -> bool:
+    """Whether samples 0 and 1 of this iteration are the mean: what noise there is, and what the spread costs.
 
-    The surrogate does so now and then, unless what it keeps says that there is none.
+    The surrogate does so now and then, unless what it keeps says that there is no noise.
     """
-    if not isinstance(search.update, RelevanceSurrogate):
-        return False
-    many = state.iteration == 0 and search.usual_batch(state.belief.n_parameters) >= MANY_AT_FIRST
-    if not many and state.iteration % REPEATING != REPEATING - 1:
+    if not isinstance(search.update, RelevanceSurrogate) or state.iteration % REPEATING:
         return False
     return state.kept is None or not noiseless(measured_noise(state.kept.returns, state.kept.twin))
 
@@ -287,7 +284,7 @@ def tell(
         theta, returns = episodes.theta, episodes.returns
     if search.reuse:
         state = replace(state, kept=episodes.rows(np.arange(returns.size)[-search.reuse :]))
-    if (returns == returns[0]).all():
+    if (returns == returns[0]).all() or (surrogate and (theta == theta[0]).all()):
         return replace(state, iteration=state.iteration + 1), UpdateInfo(informative=False)
     if isinstance(search.update, RelevanceSurrogate):
         return follow_surrogate(search.full, state, episodes, fresh.returns.size)

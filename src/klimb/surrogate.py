@@ -76,9 +76,12 @@ LARGEST_CHANGE = 0.5
 LARGEST_SKILL = 0.999
 # A standard deviation never falls below this share of the largest: rounding would eat it.
 SHORTEST_AXIS = 1e-5
+# By this share the belief closes in more slowly where nothing is explained and there is no noise.
+HESITATION = 0.5
 # On a plateau the belief closes in by this share of what it may even if that has not paid so far.
 CLOSING_ANYHOW = 0.2
-# Returns further from the quartiles than so many interquartile ranges count as if they were there.
+# Returns of near episodes that are further from the quartiles than so many interquartile ranges count as if
+# they were there.
 OUTLYING = 10.0
 # Episodes further away than so many times the usual squared distance are moved here: they count for nothing.
 FAR = 1e4
@@ -169,7 +172,7 @@ def find_twins(z: FloatArray) -> IntArray:
     while place < mirrored.size:
         if mirrored[place] or repeated[place]:
             paired += [int(order[place]), int(order[place + 1])]
-            twin += MIRRORING if mirrored[place] else TWICE
+            twin += TWICE if repeated[place] else MIRRORING  # the mean itself does both
             place += 1
         place += 1
     alone = np.setdiff1d(np.arange(len(z)), paired)
@@ -264,7 +267,7 @@ def learn(
     """
     n, std = prior.n_parameters, np.sqrt(prior.variances)
     z = samples / std
-    y, spread = scaled(returns, nearness(np.einsum("ij,ij->i", z, z)))
+    y, spread = scaled(returns, np.einsum("ij,ij->i", z, z))
     if memory is None:
         W, r, t = (np.eye(n) if full else np.ones(n)) / n, np.ones(n), None
     else:
@@ -303,6 +306,9 @@ def learn(
             scale *= min(1.0, len(y) / FEWEST_KEPT)
             if noise.any():  # noise looks like a slope now and then: believe what held-out returns confirm
                 scale *= Q
+        else:  # what many episodes leave unexplained, and is no noise, is rugged: there are valleys to choose
+            many = min(1.0, len(y) / max(FEWEST_KEPT, 2 * n))
+            scale *= 1 - HESITATION * (1 - Q) * certain * many
     # the target: as much of the curvature as the skill supports, positive definite by construction
     explained = float(g @ g + np.square(h).sum() / 2)
     phi = min(1.0, Q / explained) if explained > 0 else 0.0
@@ -336,29 +342,36 @@ def learn(
     return Learned(posterior, memory, seen, eta, Q)
 
 
+def remoteness(length: FloatArray) -> FloatArray:
+    """Squared lengths (N,) in units of what is usual: 1 for the nearest quarter, at most :data:`FAR`."""
+    usual = max(float(np.sort(length)[length.size // 4]), 1e-300)
+    return np.clip(length, usual, FAR * usual) / usual
+
+
 def nearness(length: FloatArray) -> FloatArray:
     """Weights (N,) of samples by their squared length, 1 for the nearest quarter: far ones hardly count.
 
     They fall with the sixth power of the distance, as what a remainder of the third order leaves unknown
     grows, down to where an episode counts for nothing.
     """
-    usual = max(float(np.sort(length)[length.size // 4]), 1e-300)
-    weights: FloatArray = np.clip(usual / np.maximum(length, usual), 1 / FAR, 1.0) ** 3
-    return weights
+    return remoteness(length) ** -3.0
 
 
-def scaled(returns: FloatArray, near: FloatArray) -> tuple[FloatArray, float]:
+def scaled(returns: FloatArray, length: FloatArray) -> tuple[FloatArray, float]:
     """Returns around 0 in units of their spread, and that spread; outliers are brought back in.
 
-    Both are those of the episodes that are `near` (N,): where the belief has closed in, the returns of
-    earlier episodes differ by far more, and in their units nothing could be seen of what is left.
+    Both are those of the near episodes, by the squared lengths (N,) of the samples: where the belief has
+    closed in, the returns of earlier episodes differ by far more, and in their units nothing could be seen of
+    what is left. What is an outlier grows with them, as a bowl does.
     """
     largest = float(np.abs(returns).max())
     J = returns / largest  # keeps the squares of huge and tiny returns in range
     low, high = np.sort(J)[[J.size // 4, (3 * J.size) // 4]]
     if high > low:
-        J = np.clip(J, low - OUTLYING * (high - low), high + OUTLYING * (high - low))
-    near = near / near.sum()
+        reach = OUTLYING * (high - low) * remoteness(length)
+        J = np.clip(J, low - reach, high + reach)
+    near = nearness(length)
+    near /= near.sum()
     J = J - near @ J
     size = float(np.abs(J).max())
     rms = size * math.sqrt(float(near @ np.square(J / size)))
