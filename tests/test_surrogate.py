@@ -237,6 +237,16 @@ def test_the_mean_is_run_twice_now_and_then_unless_there_is_no_noise(rng, noisy)
     assert np.flatnonzero(repeats).tolist() == ([0, 4, 8] if noisy else [0])
 
 
+@pytest.mark.parametrize(("batch", "expected"), [(2, 16), (4, 8), (8, 4), (40, 4)])
+def test_the_mean_is_a_small_part_of_small_batches_too(rng, batch, expected):
+    optimizer, repeats = klimb.Optimizer(mean=np.zeros(5), std=1.0, seed=0), []
+    for _ in range(33):
+        theta = optimizer.ask(batch)
+        repeats.append(bool((theta[:2] == optimizer.mean).all()))
+        optimizer.tell(theta, -np.square(theta - 1).sum(1) + rng.standard_normal(batch))
+    assert np.flatnonzero(repeats).tolist() == list(range(0, 33, expected))
+
+
 def test_asked_one_by_one_the_mean_comes_first_as_well():
     together, one_by_one = (klimb.Optimizer(mean=np.ones(5), std=1.0, seed=0) for _ in range(2))
     theta = together.ask(4)

@@ -28,6 +28,7 @@ from klimb.gaussian import Gaussian, from_whitened, unmixed
 from klimb.surrogate import (
     FEWEST_KEPT,
     MOST_KEPT,
+    TWICE,
     Memory,
     find_twins,
     learn,
@@ -47,8 +48,8 @@ GOLDEN_JUMP = 0x9E3779B97F4A7C15F39CC0605CEDC835
 # With a full covariance, the surrogate's update takes a second from about here on.
 LARGEST_FULL_SURROGATE = 1000
 
-# The surrogate has the mean run twice in the first of so many iterations.
-REPEATING = 4
+# The surrogate has the mean run twice in the first of so many iterations, with so many episodes between.
+REPEATING, EPISODES_BETWEEN = 4, 24
 
 # Of more new episodes than this the surrogate takes those nearest to the belief.
 MOST_AT_ONCE = 2000
@@ -269,7 +270,10 @@ def asks_mean(search: Search, state: State) -> bool:
     """
     if not isinstance(search.update, RelevanceSurrogate) or state.iteration % REPEATING:
         return False
-    return state.kept is None or not noiseless(measured_noise(state.kept.returns, state.kept.twin))
+    if state.kept is None:
+        return True
+    returns, twin = state.kept.returns, state.kept.twin
+    return TWICE[0] not in twin[-EPISODES_BETWEEN:] and not noiseless(measured_noise(returns, twin))
 
 
 def tell(
