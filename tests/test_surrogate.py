@@ -33,6 +33,7 @@ from klimb.surrogate import (
     odds,
     on_plateau,
     prior_shape,
+    remoteness,
     reweighted,
     scaled,
 )
@@ -291,7 +292,7 @@ def test_runs_of_the_mean_tell_what_the_spread_costs(rng, full):
 
 
 @pytest.mark.parametrize("full", [True, False])
-def test_where_many_episodes_are_unexplained_the_belief_closes_in_at_half_the_pace(rng, full):
+def test_where_many_episodes_are_unexplained_the_belief_closes_in_at_half_the_pace(full):
     """Returns that are the same if run again, but follow no quadratic; few of them say nothing of that."""
     n = 5
     closed = {}
@@ -369,7 +370,7 @@ def test_nothing_closes_in_while_all_is_explained_and_the_way_is_long(rng, full)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 40), st.floats(-250, 300))
 def test_far_episodes_hardly_count_and_near_ones_do(seed, N, exponent):
     length = np.random.default_rng(seed).chisquare(1, N) * 10.0**exponent
-    weights = nearness(length)
+    weights = nearness(remoteness(length))
     assert (weights[np.argsort(length)[: N // 4 + 1]] == 1).all()
     assert (np.diff(weights[np.argsort(length)]) <= 0).all()
     assert (weights >= surrogate.FAR**-3 * (1 - 1e-9)).all()
@@ -379,8 +380,8 @@ def test_far_episodes_hardly_count_and_near_ones_do(seed, N, exponent):
 
 
 def test_samples_that_rounding_has_put_on_the_mean_count_like_any_other():
-    np.testing.assert_array_equal(nearness(np.zeros(4)), 1)
-    assert np.isfinite(nearness(np.array([0.0, 0.0, 0.0, 1e-310, 1e300]))).all()
+    np.testing.assert_array_equal(nearness(remoteness(np.zeros(4))), 1)
+    assert np.isfinite(nearness(remoteness(np.array([0.0, 0.0, 0.0, 1e-310, 1e300])))).all()
 
 
 def test_units_are_those_of_near_episodes(rng):

@@ -253,7 +253,7 @@ def ask(search: Search, state: State, seed: int, first: int, count: int) -> Floa
     if search.mirrored:  # sample 2k + 1 is the mirror image of sample 2k
         indices = range(first, first + count)
         sources = [index // 2 for index in indices]
-        at_mean = 2 if asks_mean(search, state) else 0
+        at_mean = 2 if first < 2 and asks_mean(search, state) else 0
         signs = [0 if index < at_mean else -1 if index % 2 else 1 for index in indices]
     else:
         sources, signs = list(range(first, first + count)), [1] * count

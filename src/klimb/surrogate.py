@@ -348,13 +348,13 @@ def remoteness(length: FloatArray) -> FloatArray:
     return np.clip(length, usual, FAR * usual) / usual
 
 
-def nearness(length: FloatArray) -> FloatArray:
-    """Weights (N,) of samples by their squared length, 1 for the nearest quarter: far ones hardly count.
+def nearness(remote: FloatArray) -> FloatArray:
+    """Weights (N,) of samples by their :func:`remoteness`, 1 for the nearest quarter: far ones hardly count.
 
     They fall with the sixth power of the distance, as what a remainder of the third order leaves unknown
     grows, down to where an episode counts for nothing.
     """
-    return remoteness(length) ** -3.0
+    return remote**-3.0
 
 
 def scaled(returns: FloatArray, length: FloatArray) -> tuple[FloatArray, float]:
@@ -365,12 +365,13 @@ def scaled(returns: FloatArray, length: FloatArray) -> tuple[FloatArray, float]:
     what is left. What is an outlier grows with them, as a bowl does.
     """
     largest = float(np.abs(returns).max())
+    remote = remoteness(length)
     J = returns / largest  # keeps the squares of huge and tiny returns in range
     low, high = np.sort(J)[[J.size // 4, (3 * J.size) // 4]]
     if high > low:
-        reach = OUTLYING * (high - low) * remoteness(length)
+        reach = OUTLYING * (high - low) * remote
         J = np.clip(J, low - reach, high + reach)
-    near = nearness(length)
+    near = nearness(remote)
     near /= near.sum()
     J = J - near @ J
     size = float(np.abs(J).max())
@@ -483,7 +484,7 @@ def fit_surrogate(
     flat, diagonals = kernels.reshape(len(kernels), N * N), np.diagonal(kernels, axis1=1, axis2=2)
     signal = np.array(SIGNAL[: len(kernels)])
     sizes = np.ones(6)
-    near = nearness(length)
+    near = nearness(remoteness(length))
     sizes[signal] = np.maximum(diagonals @ near / near.sum(), 1e-300)
     t = np.array(FIRST_SHARES) / sizes if t is None else t
     K, found, wanted = np.empty((N, N)), np.zeros(6), np.zeros(6)
