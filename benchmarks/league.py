@@ -254,6 +254,18 @@ class Profile(NamedTuple):
     share: FloatArray
 
 
+def complete(
+    table: Table, gaps: Mapping[str, tuple[float, float]], rows: Sequence[str]
+) -> dict[str, tuple[float, float]]:
+    """The columns that all of the rows have run to the last mark, as far as they have run at all."""
+    present = {row for column in gaps for row in table[column]} & set(rows)
+    ended = {
+        column: {row for row, runs in table[column].items() if np.isfinite(averages(runs, "mean vector")[-1])}
+        for column in gaps
+    }
+    return {column: gap for column, gap in gaps.items() if present <= ended[column]}
+
+
 def profiles(
     table: Table, gaps: Mapping[str, tuple[float, float]], rows: Sequence[str], targets: FloatArray
 ) -> list[Profile]:
@@ -262,12 +274,7 @@ def profiles(
     `gaps` has, for columns with a known optimum, the optimum and what the first mean falls short of it; a
     target is a share of that. Columns that not all of the rows have run to the last mark are left out.
     """
-    present = {row for column in gaps for row in table[column]} & set(rows)
-    ended = {
-        column: {row for row, runs in table[column].items() if np.isfinite(averages(runs, "mean vector")[-1])}
-        for column in gaps
-    }
-    gaps = {column: gap for column, gap in gaps.items() if present <= ended[column]}
+    gaps = complete(table, gaps, rows)
     made = []
     for row in rows:
         reached = []
@@ -310,6 +317,94 @@ def draw_profiles(halves: Mapping[str, Sequence[Profile]], marks: Sequence[int],
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
     panels[0][0].set_ylabel("share of targets reached")
+    figure.tight_layout()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+class Standing(NamedTuple):
+    """What is left of the first gap to the optimum at every mark, (marks,).
+
+    It is that of the population, as the geometric mean over columns.
+    """
+
+    row: str
+    gap: FloatArray
+
+
+def standings(table: Table, gaps: Mapping[str, tuple[float, float]], rows: Sequence[str]) -> list[Standing]:
+    """Where rows stand on the columns that all of them have run to the end; `gaps` as for profiles."""
+    gaps = complete(table, gaps, rows)
+    made = []
+    for row in rows:
+        found = [
+            np.log((optimum - averages(table[column][row])) / first)
+            for column, (optimum, first) in gaps.items()
+            if row in table[column]
+        ]
+        if found:
+            made.append(Standing(row, np.exp(np.mean(found, axis=0))))
+    return made
+
+
+def left_over(standing: Sequence[Standing], marks: Sequence[int]) -> str:
+    """What is left of the first gap, the least in the end first."""
+    ordered = sorted(standing, key=lambda each: each.gap[-1])
+    body = [[each.row, *(number(value, ".2g") for value in each.gap)] for each in ordered]
+    return markdown(["left after", *map(str, marks)], body)
+
+
+def frontier(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Places of those than which no other is smaller in both coordinates, the smallest in the first first."""
+    best: list[int] = []
+    for place in sorted(range(len(points)), key=points.__getitem__):
+        if not best or points[place][1] < points[best[-1]][1]:
+            best.append(place)
+    return best
+
+
+def draw_standings(
+    panels: Mapping[str, Sequence[Standing]], marks: Sequence[int], early: int, late: int, path: Path
+) -> None:
+    """Late against early marks, a panel per kind of columns; a line goes along the frontier."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    places = marks.index(early), marks.index(late)
+    shown = {kind: standing for kind, standing in panels.items() if standing}
+    figure, drawn = plt.subplots(1, len(shown), figsize=(5.2 * len(shown), 4.2), squeeze=False)
+    for axes, (kind, standing) in zip(drawn[0], shown.items(), strict=True):
+        standing = sorted(standing, key=lambda each: each.gap[places[1]])
+        points = [(each.gap[places[0]], each.gap[places[1]]) for each in standing]
+        best = [points[place] for place in frontier(points)]
+        axes.plot(*zip(*best, strict=True), color="0.7", lw=6, alpha=0.5, zorder=0)
+        axes.set(xscale="log", yscale="log", title=kind, xlabel=f"left after {early:,} episodes")
+        axes.margins(0.15)
+        styles: list[dict[str, Any]] = [
+            {"color": "black", "weight": "bold"} if each.row == "auto" else {"color": "tab:blue"}
+            for each in standing
+        ]
+        for point, style in zip(points, styles, strict=True):
+            axes.plot(*point, "o", color=style["color"], ms=7 if "weight" in style else 4)
+        low, high = np.log(axes.get_ylim())
+        ends = apart((np.log([late for _, late in points]) - low) / (high - low), 0.05)
+        for each, point, end, style in zip(standing, points, ends, styles, strict=True):
+            axes.annotate(
+                each.row,
+                point,
+                (1.04, end),
+                textcoords="axes fraction",
+                fontsize=7,
+                va="center",
+                arrowprops={"arrowstyle": "-", "color": "0.8", "lw": 0.6, "shrinkB": 3},
+                annotation_clip=False,
+                **style,
+            )
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)
+    drawn[0][0].set_ylabel(f"left after {late:,} episodes")
     figure.tight_layout()
     figure.savefig(path, dpi=150)
     plt.close(figure)

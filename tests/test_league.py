@@ -95,6 +95,24 @@ def test_a_profile_counts_targets_that_were_ever_reached(table, tmp_path):
     assert (tmp_path / "profile.png").stat().st_size > 1000
 
 
+def test_standings_are_geometric_means_over_columns_that_all_have_run_to_the_end(table, tmp_path):
+    table["other"] = {"auto": runs([-8.0, -4.0]), "vkd-cma": runs([-1.0, -1.0])}
+    gaps = {"easy": (0.0, 10.0), "hard": (0.0, 1.0), "other": (1.0, 1.0)}
+    table["hard"]["vkd-cma"] = runs([-1.0, np.nan])
+    standing = auto, vkd = league.standings(table, gaps, ["auto", "vkd-cma"])
+    assert (auto.row, vkd.row) == ("auto", "vkd-cma")
+    np.testing.assert_allclose(auto.gap, [np.sqrt(0.3 * 9.0), np.sqrt(0.1 * 5.0)])
+    np.testing.assert_allclose(vkd.gap, [np.sqrt(0.55 * 2.0), np.sqrt(0.1375 * 2.0)])
+    lines = league.left_over(standing, MARKS).splitlines()
+    assert lines[-2:] == ["| vkd-cma | 1 | 0.52 |", "| auto | 1.6 | 0.71 |"]
+    league.draw_standings({"kind": standing, "none": []}, MARKS, *MARKS, tmp_path / "frontier.png")
+    assert (tmp_path / "frontier.png").stat().st_size > 1000
+
+
+def test_the_frontier_has_those_that_none_surpasses_twice():
+    assert league.frontier([(4, 1), (1, 3), (2, 2), (2, 2.5), (3, 2)]) == [1, 2, 0]
+
+
 def test_runs_and_differences_are_written_and_read(table, tmp_path):
     (tmp_path / "easy.csv").write_text(
         "row,seed,mark,population,mean,ms\nauto,100,250,-1.5,-1.25,0.9\nars,100,100,-3,-2,0.1\n"
