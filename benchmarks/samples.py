@@ -373,10 +373,10 @@ def main() -> None:
     for label, noise in (("without noise", False), ("with noise", True)):
         members = {column for column in known_gaps.keys() - set(TUNED) if COLUMNS[column].varies == noise}
         known = {column: known_gaps[column] for column in sorted(members)}
-        count = len(league.complete(table, known, searches))
-        kinds[f"{label}, {count} columns"] = league.standings(table, known, searches)
+        if count := len(league.complete(table, known, searches)):
+            kinds[f"{label}, {count} columns"] = league.standings(table, known, searches)
     report = league.report(table, TUNED, MARKS, kind)
-    report += "\n\n### What is left of the first gap, not tuned on"
+    report += "\n\n### What is left of the first gap, not tuned on" * bool(kinds)
     for label, standing in kinds.items():
         report += f"\n\n{label.capitalize()}:\n\n{league.left_over(standing, MARKS)}"
     print(report)
