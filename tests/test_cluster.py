@@ -159,3 +159,35 @@ def test_a_missing_extra_is_named_with_its_command(monkeypatch):
     done = CliRunner().invoke(app, ["run", "lqr", "--cluster", "auto"])
     assert done.exit_code == 2
     assert "a cluster needs Ray: pip install 'klimb[ray]'" in done.stderr
+
+
+@pytest.mark.parametrize(("failures", "asked"), [(1, 2), (2, 3), (3, 3)])
+def test_a_head_that_is_busy_is_asked_again(monkeypatch, failures, asked):
+    said = ["Initialization failure from server: Starting Ray client server failed."] * failures
+
+    def init(address, **settings):
+        calls.append(address)
+        if said:
+            raise ConnectionAbortedError(said.pop())
+
+    calls = []
+    monkeypatch.setattr("ray.init", init)
+    if failures < 3:
+        cluster._connect("ray://head:10001")
+    else:
+        with pytest.raises(RuntimeError, match="no connection to the cluster ray://head:10001: Init"):
+            cluster._connect("ray://head:10001")
+    assert calls == ["ray://head:10001"] * asked
+
+
+def test_what_is_not_a_busy_head_is_not_asked_again(monkeypatch):
+    calls = []
+
+    def init(address, **settings):
+        calls.append(address)
+        raise ConnectionError("ray client connection timeout")
+
+    monkeypatch.setattr("ray.init", init)
+    with pytest.raises(RuntimeError, match="connection timeout"):
+        cluster._connect("ray://head:10001")
+    assert len(calls) == 1

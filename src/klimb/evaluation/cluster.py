@@ -18,6 +18,8 @@ from klimb.tasks.task import Task
 REACHABLE = 5.0  # seconds within which a machine has to answer
 CONNECTED = 20.0  # seconds within which what listens there has to answer as Ray does
 READY = 20.0  # seconds to wait for all actors, before the first ones begin without the others
+# What a head says that was too busy to start a client's process in time, and how often it is asked.
+BUSY, TRIES = "Starting Ray client server failed", 3
 PORTS = "Is `ray start --head` running there, and is this its port (6379 for host:port, 10001 for ray://)?"
 
 
@@ -169,12 +171,18 @@ def _check_reachable(address: str) -> None:
 
 
 def _connect(address: str) -> None:
-    """Connect Ray to a cluster, in the time that Ray gives itself: a busy head is slow to answer."""
+    """Connect Ray to a cluster, in the time that Ray gives itself: a busy head is slow to answer.
+
+    With ray:// the head starts a process for every client, and gives up if that takes half a minute.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
 
-    try:
-        ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
-    except Exception as error:
-        ray.shutdown()
-        raise RuntimeError(f"no connection to the cluster {address}: {error}. {PORTS}") from None
+    for tries_left in reversed(range(TRIES)):
+        try:
+            ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+            return
+        except Exception as error:
+            ray.shutdown()
+            if not (tries_left and BUSY in str(error)):
+                raise RuntimeError(f"no connection to the cluster {address}: {error}. {PORTS}") from None
