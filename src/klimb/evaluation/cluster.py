@@ -18,8 +18,8 @@ from klimb.tasks.task import Task
 REACHABLE = 5.0  # seconds within which a machine has to answer
 CONNECTED = 20.0  # seconds within which what listens there has to answer as Ray does
 READY = 20.0  # seconds to wait for all actors, before the first ones begin without the others
-# What a head says that was too busy to start a client's process in time, and how often it is asked.
-BUSY, TRIES = "Starting Ray client server failed", 3
+# What a head says that could not start a client's process, or not in time, and how often it is asked.
+NOT_STARTED, TRIES = "Initialization failure from server", 3
 PORTS = "Is `ray start --head` running there, and is this its port (6379 for host:port, 10001 for ray://)?"
 
 
@@ -184,5 +184,5 @@ def _connect(address: str) -> None:
             return
         except Exception as error:
             ray.shutdown()
-            if not (tries_left and BUSY in str(error)):
+            if not (tries_left and NOT_STARTED in str(error)):
                 raise RuntimeError(f"no connection to the cluster {address}: {error}. {PORTS}") from None
