@@ -11,13 +11,16 @@ import csv
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import isotonic_regression
 
 from klimb._validation import FloatArray
 from klimb.report.figures import mean_and_interval
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Runs = dict[int, FloatArray]
 """Seed -> population and mean vector at every mark, (marks, 2); NaN where a run did not go so far."""
@@ -289,16 +292,13 @@ def profiles(
 
 def draw_profiles(halves: Mapping[str, Sequence[Profile]], marks: Sequence[int], path: Path) -> None:
     """Data profiles as COCO draws them, a panel per half; names stand at the ends of the lines."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib import colormaps
 
     shown = {half: lines for half, lines in halves.items() if lines}
     rows = sorted({line.row for lines in shown.values() for line in lines})
-    colours = {row: plt.get_cmap("tab20")(index % 20) for index, row in enumerate(rows)} | {"auto": "black"}
-    figure, panels = plt.subplots(1, len(shown), figsize=(5.2 * len(shown), 4.2), sharey=True, squeeze=False)
-    for axes, (half, lines) in zip(panels[0], shown.items(), strict=True):
+    colours = {row: colormaps["tab20"](index % 20) for index, row in enumerate(rows)} | {"auto": "black"}
+    figure = side_by_side(len(shown), sharey=True)
+    for axes, (half, lines) in zip(figure.axes, shown.items(), strict=True):
         lines = sorted(lines, key=lambda line: line.share[-1])
         for line, end in zip(lines, apart(np.array([line.share[-1] for line in lines])), strict=True):
             style: dict[str, Any] = {"color": colours[line.row], "lw": 2.6 if line.row == "auto" else 1.3}
@@ -314,12 +314,7 @@ def draw_profiles(halves: Mapping[str, Sequence[Profile]], marks: Sequence[int],
         axes.set(xscale="log", xlabel="episodes", title=half, ylim=(0, 1), xlim=(marks[0], marks[-1] * 3))
         axes.set_xticks(marks, [f"{mark:,}" for mark in marks], fontsize=7)
         axes.minorticks_off()
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25)
-    panels[0][0].set_ylabel("share of targets reached")
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    save(figure, "share of targets reached", path)
 
 
 class Standing(NamedTuple):
@@ -367,15 +362,10 @@ def draw_standings(
     panels: Mapping[str, Sequence[Standing]], marks: Sequence[int], early: int, late: int, path: Path
 ) -> None:
     """Late against early marks, a panel per kind of columns; a line goes along the frontier."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     places = marks.index(early), marks.index(late)
     shown = {kind: standing for kind, standing in panels.items() if standing}
-    figure, drawn = plt.subplots(1, len(shown), figsize=(5.2 * len(shown), 4.2), squeeze=False)
-    for axes, (kind, standing) in zip(drawn[0], shown.items(), strict=True):
+    figure = side_by_side(len(shown))
+    for axes, (kind, standing) in zip(figure.axes, shown.items(), strict=True):
         standing = sorted(standing, key=lambda each: each.gap[places[1]])
         points = [(each.gap[places[0]], each.gap[places[1]]) for each in standing]
         best = [points[place] for place in frontier(points)]
@@ -389,7 +379,7 @@ def draw_standings(
         for point, style in zip(points, styles, strict=True):
             axes.plot(*point, "o", color=style["color"], ms=7 if "weight" in style else 4)
         low, high = np.log(axes.get_ylim())
-        ends = apart((np.log([late for _, late in points]) - low) / (high - low), 0.05)
+        ends = apart((np.log([end for _, end in points]) - low) / (high - low), 0.05)
         for each, point, end, style in zip(standing, points, ends, styles, strict=True):
             axes.annotate(
                 each.row,
@@ -402,9 +392,28 @@ def draw_standings(
                 annotation_clip=False,
                 **style,
             )
+    save(figure, f"left after {late:,} episodes", path)
+
+
+def side_by_side(count: int, **settings: Any) -> Figure:
+    """A figure of so many panels."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure: Figure = plt.subplots(1, count, figsize=(5.2 * count, 4.2), **settings)[0]
+    return figure
+
+
+def save(figure: Figure, height: str, path: Path) -> None:
+    """Write the figure, in the manner of them all, `height` being what the first panel's ordinate is."""
+    import matplotlib.pyplot as plt
+
+    for axes in figure.axes:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
-    drawn[0][0].set_ylabel(f"left after {late:,} episodes")
+    figure.axes[0].set_ylabel(height)
     figure.tight_layout()
     figure.savefig(path, dpi=150)
     plt.close(figure)

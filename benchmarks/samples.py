@@ -372,9 +372,9 @@ def main() -> None:
     kinds = {}
     for label, noise in (("without noise", False), ("with noise", True)):
         members = {column for column in known_gaps.keys() - set(TUNED) if COLUMNS[column].varies == noise}
-        known = {column: known_gaps[column] for column in sorted(members)}
-        if count := len(league.complete(table, known, searches)):
-            kinds[f"{label}, {count} columns"] = league.standings(table, known, searches)
+        known = league.complete(table, {column: known_gaps[column] for column in sorted(members)}, searches)
+        if known:
+            kinds[f"{label}, {len(known)} columns"] = league.standings(table, known, searches)
     report = league.report(table, TUNED, MARKS, kind)
     report += "\n\n### What is left of the first gap, not tuned on" * bool(kinds)
     for label, standing in kinds.items():
