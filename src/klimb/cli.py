@@ -336,6 +336,7 @@ def run(
         "updates": result.optimizer.iteration,
         "interrupted": record.stop,
         "ended": bool(getattr(result.optimizer, "ended", False)),
+        "attempt": getattr(result.optimizer, "attempt", 0),
         **_judge(problem, result, counts_success),
         "first_success": record.first_success,
         "effective_sample_size": statistics.median(record.sizes) if record.sizes else None,
@@ -345,6 +346,9 @@ def run(
         note = _weight_note(record.sizes, search, batch)
         if summary["ended"]:
             note = f"{algorithm} has come to its end and spent no more episodes: it has nothing left to try."
+        elif summary["attempt"]:
+            times = "once" if summary["attempt"] == 1 else f"{summary['attempt']} times"
+            note = f"{algorithm} has come to its end and begun anew {times}: this is the best that it found."
         _print_summary(summary, note, plot, save)
     if as_json:
         typer.echo(strict_json(summary))

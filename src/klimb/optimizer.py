@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import tempfile
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,11 +21,13 @@ from klimb._validation import FloatArray, lookup, numbers, told, whole
 from klimb.algorithms import auto
 from klimb.effectiveness import Effectiveness
 from klimb.gaussian import Gaussian, diagonal, from_covariance
-from klimb.search import Adam, Episodes, Search, State, ask, tell
+from klimb.search import Adam, Episodes, Found, Search, Start, State, ask, tell
 from klimb.updates import RULES, UpdateInfo
 
+T = TypeVar("T", Gaussian, Episodes)
+
 FORMAT = "klimb-optimizer"
-FORMAT_VERSION = 2  # 1 had no kept episodes; it is read as well
+FORMAT_VERSION = 3  # 1 had no kept episodes, 2 did not begin anew; they are read as well
 
 
 class Optimizer:
@@ -90,8 +93,8 @@ class Optimizer:
 
     @property
     def belief(self) -> Gaussian:
-        """The search distribution."""
-        return self._state.belief
+        """The search distribution; while a search that began anew is behind, the best one so far."""
+        return self._state.best
 
     @property
     def state(self) -> State:
@@ -127,6 +130,11 @@ class Optimizer:
     def iteration(self) -> int:
         """Number of updates so far."""
         return self._state.iteration
+
+    @property
+    def attempt(self) -> int:
+        """How many times the search has come to its end and begun anew; only auto does."""
+        return self._state.attempt
 
     @property
     def seed(self) -> int:
@@ -181,7 +189,7 @@ class Optimizer:
         return written(self._write)
 
     def _write(self, file: IO[bytes]) -> None:
-        state, belief = self._state, self._state.belief
+        state = self._state
         header = {
             "format": FORMAT,
             "version": FORMAT_VERSION,
@@ -189,13 +197,20 @@ class Optimizer:
             "seed": self._seed,
             "iteration": state.iteration,
             "asked": self._asked,
+            "attempt": state.attempt,
+            "found": None if state.found is None else state.found.level,
+            "start": None if state.start is None else state.start.level,
         }
-        arrays = {field.name: getattr(belief, field.name) for field in fields(Gaussian)}
+        arrays = plain_arrays(state.belief)
         arrays |= {f"memory_{index}": array for index, array in enumerate(state.memory)}
         if state.exploration is not None:
             arrays["exploration"] = state.exploration
         if state.kept is not None:
-            arrays |= {f"kept_{field.name}": getattr(state.kept, field.name) for field in fields(Episodes)}
+            arrays |= plain_arrays(state.kept, "kept_")
+        if state.found is not None:
+            arrays |= plain_arrays(state.found.belief, "found_")
+        if state.start is not None:
+            arrays |= {"start_mean": state.start.mean, "start_std": state.start.std}
         put_arrays(file, header, arrays)
 
     @classmethod
@@ -239,14 +254,28 @@ class Optimizer:
             memory = tuple(
                 arrays[f"memory_{index}"] for index in range(sum("memory_" in name for name in arrays))
             )
-            belief = Gaussian(*(arrays[field.name] for field in fields(Gaussian)))
             optimizer = cls.__new__(cls)
             optimizer._algorithm = _restore(header["algorithm"], effectiveness)
             optimizer._seed = header["seed"]
-            kept = None
-            if "kept_theta" in arrays:
-                kept = Episodes(*(arrays[f"kept_{field.name}"] for field in fields(Episodes)))
-            optimizer._state = State(belief, header["iteration"], arrays.get("exploration"), memory, kept)
+            kept = from_arrays(Episodes, arrays, "kept_") if "kept_theta" in arrays else None
+            belief, found, start = from_arrays(Gaussian, arrays), None, None
+            if header.get("found") is not None:
+                found = Found(from_arrays(Gaussian, arrays, "found_"), header["found"])
+            if header.get("start") is not None:
+                start = Start(arrays["start_mean"], arrays["start_std"], header["start"])
+            elif version < 3 and memory and optimizer._algorithm.name == "auto":
+                # where it began is not known: it will not begin anew
+                memory, start = memory[:-1], Start(belief.mean, memory[-1], math.nan)
+            optimizer._state = State(
+                belief,
+                header["iteration"],
+                arrays.get("exploration"),
+                memory,
+                kept,
+                header.get("attempt", 0),
+                found,
+                start,
+            )
             optimizer._asked = header["asked"]
         except (KeyError, TypeError) as error:
             raise ValueError(f"{path} is damaged: {error} is missing or wrong.") from None
@@ -289,6 +318,16 @@ def get_arrays(file: IO[bytes], kind: str) -> tuple[dict[str, Any], dict[str, ND
     if header["format"] != kind:
         raise ValueError("another format")
     return header, arrays
+
+
+def plain_arrays(value: Gaussian | Episodes, prefix: str = "") -> dict[str, NDArray[Any]]:
+    """The arrays that make it up, by their names."""
+    return {prefix + field.name: getattr(value, field.name) for field in fields(value)}
+
+
+def from_arrays(kind: type[T], arrays: Mapping[str, NDArray[Any]], prefix: str = "") -> T:
+    """What :func:`plain_arrays` took apart."""
+    return kind(*(arrays[prefix + field.name] for field in fields(kind)))
 
 
 def _describe(search: Search) -> dict[str, Any]:

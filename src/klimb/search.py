@@ -10,6 +10,8 @@ in the local coordinates of the belief, where its covariance is diagonal:
 Earlier episodes can be learned from again:
 
     reuse      how many of them join every update
+
+A search by the surrogate that has come to its end begins anew, and what it found is kept.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from numpy.typing import NDArray
 
 from klimb._validation import FloatArray, IntArray, numbers, one_of, share, whole
 from klimb.effectiveness import Effectiveness, resolve
-from klimb.gaussian import Gaussian, from_whitened, unmixed
+from klimb.gaussian import Gaussian, diagonal, from_whitened, unmixed
 from klimb.surrogate import (
     FEWEST_KEPT,
     MOST_KEPT,
@@ -53,6 +55,13 @@ REPEATING, EPISODES_BETWEEN = 4, 24
 
 # Of more new episodes than this the surrogate takes those nearest to the belief.
 MOST_AT_ONCE = 2000
+
+# A search has come to its end where the returns differ by less than this share of what was gained, and get no
+# better by more than so many standard errors; or by less than the second share, the rest being rounding.
+CLOSED_IN, TELLING = 0.01, 2.0
+ROUNDING = 1e-12
+# The next one closes in so many times as slowly.
+SLOWER = 2.0
 
 # Samples further from the belief than this many of its standard deviations cannot be computed with.
 FURTHEST = 1e50
@@ -206,21 +215,52 @@ class Episodes:
 
 
 @dataclass(frozen=True, eq=False)
+class Start:
+    """How a search by the surrogate began.
+
+    Attributes
+    ----------
+    mean, std : (n,)
+        Of its first belief.
+    level
+        Average of its first returns; NaN if it is not known.
+    """
+
+    mean: FloatArray
+    std: FloatArray
+    level: float
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What a search has come to: its last belief, and the level of the returns there."""
+
+    belief: Gaussian
+    level: float
+
+
+@dataclass(frozen=True, eq=False)
 class State:
     """All that a search carries from one update to the next.
 
     Attributes
     ----------
     belief
-        The search distribution.
+        The search distribution that samples are drawn from.
     iteration
         Number of updates so far.
     exploration : (n,) or None
         Factors of the belief's variances when sampling; None before the first update and where all are 1.
     memory
-        What the shaping of steps remembers; empty for most algorithms.
+        What the surrogate or the shaping of steps remembers; empty for most algorithms.
     kept
         Earlier episodes to learn from again, None where none are.
+    attempt
+        How many searches have come to their end before this one.
+    found
+        The best that these have come to, as long as this one has not got there; else None.
+    start
+        How this one began, where the surrogate has to know; None before its first update.
     """
 
     belief: Gaussian
@@ -228,6 +268,14 @@ class State:
     exploration: FloatArray | None = None
     memory: tuple[FloatArray, ...] = ()
     kept: Episodes | None = None
+    attempt: int = 0
+    found: Found | None = None
+    start: Start | None = None
+
+    @property
+    def best(self) -> Gaussian:
+        """The belief to use: this one, or that of an earlier attempt as long as it is better."""
+        return self.belief if self.found is None else self.found.belief
 
 
 def streams(seed: int, iteration: int, indices: Iterable[int]) -> Iterator[np.random.Generator]:
@@ -268,7 +316,11 @@ def asks_mean(search: Search, state: State) -> bool:
 
     The surrogate does so now and then, unless what it keeps says that there is no noise.
     """
-    if not isinstance(search.update, RelevanceSurrogate) or state.iteration % REPEATING:
+    if not isinstance(search.update, RelevanceSurrogate):
+        return False
+    if state.kept is None and state.attempt:  # it begins anew
+        return True
+    if state.iteration % REPEATING:
         return False
     if state.kept is None:
         return True
@@ -289,9 +341,12 @@ def tell(
     if search.reuse:
         state = replace(state, kept=episodes.rows(np.arange(returns.size)[-search.reuse :]))
     if (returns == returns[0]).all() or (surrogate and (theta == theta[0]).all()):
-        return replace(state, iteration=state.iteration + 1), UpdateInfo(informative=False)
+        info = UpdateInfo(informative=False, attempt=state.attempt)
+        state = replace(state, iteration=state.iteration + 1)
+        return (perhaps_anew(search, state, fresh.returns.size) if surrogate else state), info
     if isinstance(search.update, RelevanceSurrogate):
-        return follow_surrogate(search.full, state, episodes, fresh.returns.size)
+        state, info = follow_surrogate(search.full, state, episodes, fresh.returns.size)
+        return perhaps_anew(search, state, fresh.returns.size), info
     belief, memory = state.belief, state.memory
     rng_seed = np.random.SeedSequence(seed, spawn_key=(state.iteration, 1))
     local = belief.to_local(theta)
@@ -365,17 +420,19 @@ def follow_surrogate(full: bool, state: State, episodes: Episodes, n_new: int) -
     """The update of the surrogate; see :mod:`klimb.surrogate`."""
     belief = state.belief
     prior = unmixed(np.zeros(belief.n_parameters), belief.variances)
-    # after the surrogate's own memory comes the standard deviation that the search began with
-    *kept, unit = state.memory or (belief.std,)
     # what an earlier version has remembered otherwise is learned anew
-    memory = Memory(*kept) if len(kept) == len(Memory._fields) else None
+    memory = Memory(*state.memory) if len(state.memory) == len(Memory._fields) else None
+    start = state.start
+    if start is None:
+        start = Start(belief.mean, belief.std, average(episodes.returns[-n_new:]))
     local = episodes.theta - belief.mean
     rotation = belief.rotation if belief.mixed.size else None
     if rotation is not None:
         local[:, belief.mixed] = local[:, belief.mixed] @ rotation
     twins = matched(episodes.twin)
     noise = measured_noise(episodes.returns, episodes.twin)
-    learned = learn(prior, local, episodes.returns, twins, full, memory, n_new, noise, rotation)
+    slower = SLOWER**-state.attempt
+    learned = learn(prior, local, episodes.returns, twins, full, memory, n_new, noise, slower, rotation)
     new = belief.with_block(None, learned.posterior)
     seen = learned.seen
     info = UpdateInfo(
@@ -384,10 +441,54 @@ def follow_surrogate(full: bool, state: State, episodes: Episodes, n_new: int) -
         eta=learned.eta,
         effective_sample_size=float(episodes.returns.size),
         effectiveness=seen if seen.ndim == 1 else np.diag(seen).copy(),
-        relevance=by_parameter(belief, seen, unit),
+        relevance=by_parameter(belief, seen, start.std),
         skill=learned.skill,
+        attempt=state.attempt,
     )
-    return State(new, state.iteration + 1, None, (*learned.memory, unit), state.kept), info
+    iteration = state.iteration + 1
+    return replace(state, belief=new, iteration=iteration, memory=tuple(learned.memory), start=start), info
+
+
+def perhaps_anew(search: Search, state: State, n_new: int) -> State:
+    """Begin anew if the search has come to its end; what it found is kept until there is something better.
+
+    The next one begins as the first did, with other random numbers, and closes in more slowly: it sees more
+    of a rugged landscape. With noise nothing is at its end, nor is it where so many of the kept episodes are
+    new that these do not tell.
+    """
+    kept, start = state.kept, state.start
+    if kept is None or start is None or kept.returns.size < (search.reuse or 0):
+        return state
+    half = kept.returns.size // 2
+    earlier, later = kept.returns[:half], kept.returns[half:]
+    level = average(later)
+    if state.found is not None and level > state.found.level:
+        state = replace(state, found=None)
+    known = 4 * n_new <= kept.returns.size and noiseless(measured_noise(kept.returns, kept.twin))
+    if not (known and at_end(earlier, later, start.level)):
+        return state
+    found = state.found or Found(state.belief, level)
+    return State(diagonal(start.mean, start.std), state.iteration, attempt=state.attempt + 1, found=found)
+
+
+def average(returns: FloatArray) -> float:
+    """Mean of returns (k,), be they huge."""
+    with np.errstate(over="ignore"):
+        return float(returns.mean())
+
+
+def at_end(earlier: FloatArray, later: FloatArray, first: float) -> bool:
+    """Whether returns (k,) are no longer better than earlier ones, and closing in will not make them so.
+
+    `first` is the level that the search began with. A search that creeps along a valley gets better by far
+    more than the returns of an update differ.
+    """
+    largest = max(float(np.abs(earlier).max()), float(np.abs(later).max()), abs(first), 1e-300)
+    before, now = earlier / largest, later / largest
+    level, spread = float(now.mean()), float(now.std())
+    gain, better = level - first / largest, level - float(before.mean())
+    error = math.sqrt((float(before.var()) + spread**2) / now.size)
+    return spread < CLOSED_IN * gain and (better <= TELLING * error or spread < ROUNDING * gain)
 
 
 def by_parameter(belief: Gaussian, seen: FloatArray, unit: FloatArray) -> FloatArray:

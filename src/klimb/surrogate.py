@@ -242,6 +242,7 @@ def learn(
     memory: Memory | None,
     n_new: int,
     noise: FloatArray,
+    slower: float = 1.0,
     rotation: FloatArray | None = None,
 ) -> Learned:
     """Move the belief as far as the surrogate of these episodes can be trusted.
@@ -262,6 +263,8 @@ def learn(
         How many of the episodes are new.
     noise : (P,)
         Variance of the noise of a return, as often as it was measured.
+    slower
+        Closing in goes this share of its way.
     rotation : (n, n)
         Columns are the axes of the local coordinates; None if these are the parameters themselves.
     """
@@ -308,7 +311,7 @@ def learn(
                 scale *= Q
         else:  # what many episodes leave unexplained, and is no noise, is rugged: there are valleys to choose
             many = min(1.0, len(y) / max(FEWEST_KEPT, 2 * n))
-            scale *= 1 - HESITATION * (1 - Q) * certain * many
+            scale *= slower * (1 - HESITATION * (1 - Q) * certain * many)
     # the target: as much of the curvature as the skill supports, positive definite by construction
     explained = float(g @ g + np.square(h).sum() / 2)
     phi = min(1.0, Q / explained) if explained > 0 else 0.0

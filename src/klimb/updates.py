@@ -51,6 +51,8 @@ class UpdateInfo:
         Episodes that went into the update, and those left out because they failed.
     informative
         False if all returns were equal, so that the belief stays as it was.
+    attempt
+        How many times the search had come to its end and begun anew before: see :func:`klimb.auto`.
     """
 
     kl: float = 0.0
@@ -66,6 +68,7 @@ class UpdateInfo:
     n_used: int = 0
     n_failed: int = 0
     informative: bool = True
+    attempt: int = 0
 
 
 class Update(Protocol):

@@ -125,7 +125,7 @@ class Drawing:
     def redraw(self, theta: FloatArray, position: int, low: FloatArray, high: FloatArray) -> FloatArray:
         """See :class:`Kept`."""
         optimizer = self._optimizer
-        belief, factors = optimizer.belief, optimizer.state.exploration
+        belief, factors = optimizer.state.belief, optimizer.state.exploration
         sampled = belief if factors is None else replace(belief, variances=belief.variances * factors)
         stream = np.random.SeedSequence(optimizer.seed, spawn_key=(optimizer.iteration, 3, position))
         with single_threaded():
@@ -133,7 +133,8 @@ class Drawing:
 
     def check_foreign(self, theta: FloatArray) -> None:
         """See :class:`Kept`."""
-        check_distance(self._optimizer.belief.to_local(theta), self._optimizer.belief)
+        belief = self._optimizer.state.belief
+        check_distance(belief.to_local(theta), belief)
 
     def learn(self, executed: FloatArray, drawn: FloatArray, returns: FloatArray) -> Learned:
         """See :class:`Kept`; it learns from what was executed, because that is what the return belongs to."""
@@ -145,7 +146,7 @@ class Drawing:
             raise ValueError("the returns are too large to compute with.")
         measured = info.relevance
         if measured is None and info.effectiveness is not None:
-            measured = _by_parameter(info.effectiveness, self._optimizer.belief)
+            measured = _by_parameter(info.effectiveness, self._optimizer.state.belief)
         state = optimizer.to_bytes()
         # never the one that made the update: arrays that lie as in the file give everyone the same bits
         measure = optimizer.algorithm.effectiveness

@@ -1,0 +1,211 @@
+"""A search by the surrogate that has come to its end begins anew, and what it found is kept."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import klimb
+from klimb.cli import app
+from klimb.search import at_end
+
+FLAT = np.tile([1.0, -1.0], 50)
+
+
+def rugged(theta):
+    return -np.sum(theta**2 + 10 - 10 * np.cos(2 * math.pi * theta), axis=1)
+
+
+def until_anew(optimizer, f, episodes):
+    """Run it until it begins anew: how many episodes that took, None if it did not."""
+    attempt = optimizer.attempt
+    for spent in range(0, episodes, 8):
+        theta = optimizer.ask(8)
+        optimizer.tell(theta, f(theta))
+        if optimizer.attempt > attempt:
+            return spent + 8
+    return None
+
+
+@pytest.fixture
+def ended():
+    """An optimizer that has just begun anew in a rugged landscape, and its belief before."""
+    optimizer = klimb.Optimizer(mean=np.full(8, 2.3), std=1.0, seed=1)
+    assert until_anew(optimizer, rugged, 2000) is not None
+    return optimizer
+
+
+def test_the_end_is_where_returns_are_alike_and_no_better_than_before():
+    assert at_end(50 + 0.4 * FLAT, 50 + 0.4 * FLAT, 0.0)
+    assert not at_end(50 + 0.6 * FLAT, 50 + 0.6 * FLAT, 0.0)  # closing in may gain more than a hundredth
+    assert not at_end(49.8 + 0.4 * FLAT, 50 + 0.4 * FLAT, 0.0)  # 3.5 standard errors better
+    assert at_end(49.9 + 0.4 * FLAT, 50 + 0.4 * FLAT, 0.0)  # 1.8 of them
+    assert at_end(51 + 0.4 * FLAT, 50 + 0.4 * FLAT, 0.0)  # worse
+
+
+def test_what_differs_by_rounding_is_at_its_end_even_if_it_gets_better():
+    assert at_end(50 + 1e-6 * FLAT, 50 + 1e-11 * FLAT + 1e-5, 0.0)
+    assert not at_end(50 + 1e-6 * FLAT, 50 + 1e-10 * FLAT + 1e-5, 0.0)
+
+
+@pytest.mark.parametrize("first", [50.0, 60.0, math.nan, math.inf])
+def test_what_has_gained_nothing_or_is_not_known_to_have_is_not_at_its_end(first):
+    assert not at_end(50 + 0 * FLAT, 50 + 0 * FLAT, first)
+
+
+@given(st.integers(0, 2**32 - 1), st.floats(-300, 290), st.floats(-1e3, 1e3))
+def test_whether_it_is_the_end_does_not_hang_on_units(seed, exponent, offset):
+    rng = np.random.default_rng(seed)
+    spread, better = rng.uniform(0.1, 2.0), rng.uniform(-0.5, 0.5)
+    earlier, later = (rng.standard_normal(100) * spread + level for level in (50.0, 50.0 + better))
+    unit = 2.0 ** round(exponent * math.log2(10))
+    wanted = at_end(earlier, later, 0.0)
+    assert at_end(unit * earlier, unit * later, 0.0) == wanted
+    if spread < 0.45 or spread > 0.6:  # an offset rounds
+        error = spread * math.sqrt(2 / 100)
+        if abs(later.mean() - earlier.mean() - 2 * error) > 0.5 * error:
+            assert at_end(earlier + offset, later + offset, offset) == wanted
+
+
+def test_it_begins_as_it_began_but_with_other_random_numbers(ended):
+    first = klimb.Optimizer(mean=np.full(8, 2.3), std=1.0, seed=1).ask(100)
+    again = ended.ask(100)
+    assert np.array_equal(ended.state.belief.mean, np.full(8, 2.3))
+    assert np.allclose(ended.state.belief.std, 1.0)
+    assert np.array_equal(again[0], again[1])  # the mean, run twice, as at first
+    assert not np.isclose(first[2:], again[2:]).any()
+
+
+def test_the_best_belief_stays_until_another_attempt_is_better(ended):
+    found = ended.state.found
+    assert ended.belief is found.belief
+    assert np.all(ended.std < 1e-3)
+    replaced = False
+    for _ in range(600):
+        level, belief = rugged(ended.mean[None])[0], ended.belief
+        theta = ended.ask(8)
+        ended.tell(theta, rugged(theta))
+        if ended.state.found is found:
+            assert ended.belief is belief
+        elif not replaced:  # by something better, the first time it changes
+            replaced = True
+            draws = ended.sample(np.random.default_rng(0), 100)
+            assert rugged(draws).mean() > found.level
+            assert rugged(ended.mean[None])[0] > level
+    assert replaced
+
+
+def test_rugged_landscapes_are_left_in_better_valleys_than_the_first():
+    first, last = [], []
+    for seed in range(3):
+        optimizer = klimb.Optimizer(mean=np.full(8, 2.3), std=1.0, seed=seed)
+        spent = until_anew(optimizer, rugged, 2000)
+        first.append(optimizer.state.found.level)
+        for _ in range((5000 - spent) // 8):
+            theta = optimizer.ask(8)
+            optimizer.tell(theta, rugged(theta))
+        assert optimizer.attempt > 1
+        last.append(rugged(optimizer.mean[None])[0])
+    assert np.mean(last) > 0.7 * np.mean(first)  # both are below 0
+    assert np.all(np.array(last) >= np.array(first) - 1e-9)
+
+
+def test_a_search_that_creeps_along_a_valley_goes_on():
+    task = klimb.make_task("rosenbrock", n_parameters=20, n_effective=20)
+    optimizer = klimb.Optimizer(mean=np.zeros(20), std=task.initial_std, seed=0)
+    assert until_anew(optimizer, task.evaluate, 1500) is None
+    assert -19 < task.evaluate(optimizer.mean[None])[0] < -5
+
+
+def test_with_noise_nothing_is_at_its_end(rng):
+    optimizer = klimb.Optimizer(mean=np.full(8, 2.3), std=1.0, seed=1)
+    assert until_anew(optimizer, lambda theta: rugged(theta) + rng.standard_normal(len(theta)), 2000) is None
+
+
+def test_nor_is_it_where_nearly_all_episodes_are_new():
+    optimizer = klimb.Optimizer(mean=np.full(8, 2.3), std=1.0, seed=1)
+    for _ in range(60):
+        theta = optimizer.ask(100)
+        optimizer.tell(theta, rugged(theta))
+    assert optimizer.attempt == 0
+
+
+def test_other_algorithms_do_not_begin_anew():
+    optimizer = klimb.Optimizer(klimb.dr_creps(reuse=20), mean=np.full(8, 2.3), std=1.0, seed=1)
+    assert until_anew(optimizer, rugged, 2000) is None
+
+
+def test_a_file_holds_the_attempt_and_what_was_found(ended, tmp_path):
+    ended.tell(ended.ask(8), np.arange(8.0))
+    ended.save(tmp_path / "state")
+    loaded = klimb.Optimizer.load(tmp_path / "state")
+    assert loaded.attempt == 1
+    assert loaded.state.found.level == ended.state.found.level
+    assert loaded.state.start.level == ended.state.start.level
+    assert np.array_equal(loaded.mean, ended.mean)
+    assert np.array_equal(loaded.covariance, ended.covariance)
+    assert np.array_equal(loaded.ask(8), ended.ask(8))
+
+
+def test_a_file_of_before_is_read_and_goes_on_without_beginning_anew(tmp_path):
+    optimizer = klimb.Optimizer(mean=np.full(8, 2.3), std=1.0, seed=1)
+    theta = optimizer.ask(8)
+    optimizer.tell(theta, rugged(theta))
+    optimizer.save(tmp_path / "state")
+    with np.load(tmp_path / "state") as file:
+        arrays = dict(file)
+    header = json.loads(str(arrays.pop("header")))
+    for name in ("attempt", "found", "start"):
+        del header[name]
+    header["version"] = 2
+    del arrays["start_mean"]
+    arrays["memory_4"] = arrays.pop("start_std")
+    with (tmp_path / "state").open("wb") as file:
+        np.savez(file, header=np.array(json.dumps(header)), **arrays)
+    earlier = klimb.Optimizer.load(tmp_path / "state")
+    assert np.array_equal(earlier.ask(8), optimizer.ask(8))
+    assert np.array_equal(earlier.state.start.std, np.ones(8))
+    assert until_anew(earlier, rugged, 2000) is None
+
+
+def test_a_study_goes_on_to_the_bit_within_a_later_attempt(tmp_path):
+    task = klimb.make_task("rastrigin", n_parameters=4)
+
+    def run(path, episodes):
+        with klimb.Study(path) as study:
+            return study.run(task, episodes=episodes)
+
+    for name in ("whole", "pieces"):
+        klimb.Study.create(tmp_path / name, klimb.auto(), mean=np.zeros(4), std=2.0, batch=8, seed=0).close()
+    result = run(tmp_path / "whole", 1000)
+    run(tmp_path / "pieces", 904)
+    again = run(tmp_path / "pieces", 1000)
+    assert result.optimizer.attempt > 0
+    assert np.array_equal(result.mean, again.mean)
+    assert np.array_equal(result.optimizer.ask(8), again.optimizer.ask(8))
+
+
+def test_samples_out_of_bounds_are_drawn_again_from_where_the_search_is(tmp_path):
+    start = {"mean": np.full(4, 2.3), "low": 1.5, "high": 3.0, "std": 1.0, "batch": 8, "seed": 0}
+    with klimb.Study.create(tmp_path / "study", klimb.auto(), **start) as study:
+        task = klimb.make_task("rastrigin", n_parameters=4)
+        spent = 0
+        while study.run(task, episodes=spent + 8).optimizer.attempt == 0 and spent < 2000:
+            spent += 8
+        asked = study.ask_many(40)
+    again = np.array([episode.parameters for episode in asked if episode.bounds == "resampled"])
+    assert spent < 2000
+    assert len(again) > 10
+    assert again.std(0).min() > 0.3  # within the bounds as widely as at first
+
+
+def test_the_command_line_says_how_often():
+    words = ["run", "rastrigin", "--option", "n_parameters=4", "--episodes", "600"]
+    for options, wanted in (([], "begun anew"), (["--json"], '"attempt": 1')):
+        result = CliRunner().invoke(app, [*words, *options])
+        assert result.exit_code == 0
+        assert wanted in result.stdout
