@@ -198,6 +198,7 @@ class Optimizer:
             "iteration": state.iteration,
             "asked": self._asked,
             "attempt": state.attempt,
+            "ahead": state.ahead,
             "found": None if state.found is None else state.found.level,
             "start": None if state.start is None else state.start.level,
         }
@@ -274,6 +275,7 @@ class Optimizer:
                 kept,
                 header.get("attempt", 0),
                 found,
+                header.get("ahead", True),
                 start,
             )
             optimizer._asked = header["asked"]

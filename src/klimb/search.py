@@ -61,7 +61,7 @@ MOST_AT_ONCE = 2000
 CLOSED_IN, TELLING = 0.01, 2.0
 ROUNDING = 1e-12
 # The next one closes in so many times as slowly.
-SLOWER = 2.0
+SLOWER = 4.0
 
 # Samples further from the belief than this many of its standard deviations cannot be computed with.
 FURTHEST = 1e50
@@ -258,7 +258,9 @@ class State:
     attempt
         How many searches have come to their end before this one.
     found
-        The best that these have come to, as long as this one has not got there; else None.
+        The best that these have come to; None if there were none.
+    ahead
+        Whether this one is better than that by now.
     start
         How this one began, where the surrogate has to know; None before its first update.
     """
@@ -270,12 +272,13 @@ class State:
     kept: Episodes | None = None
     attempt: int = 0
     found: Found | None = None
+    ahead: bool = True
     start: Start | None = None
 
     @property
     def best(self) -> Gaussian:
         """The belief to use: this one, or that of an earlier attempt as long as it is better."""
-        return self.belief if self.found is None else self.found.belief
+        return self.belief if self.ahead or self.found is None else self.found.belief
 
 
 def streams(seed: int, iteration: int, indices: Iterable[int]) -> Iterator[np.random.Generator]:
@@ -462,13 +465,13 @@ def perhaps_anew(search: Search, state: State, n_new: int) -> State:
     half = kept.returns.size // 2
     earlier, later = kept.returns[:half], kept.returns[half:]
     level = average(later)
-    if state.found is not None and level > state.found.level:
-        state = replace(state, found=None)
+    state = replace(state, ahead=state.found is None or level > state.found.level)
     known = 4 * n_new <= kept.returns.size and noiseless(measured_noise(kept.returns, kept.twin))
     if not (known and at_end(earlier, later, start.level)):
         return state
-    found = state.found or Found(state.belief, level)
-    return State(diagonal(start.mean, start.std), state.iteration, attempt=state.attempt + 1, found=found)
+    found = Found(state.belief, level) if state.ahead else state.found
+    anew = diagonal(start.mean, start.std)
+    return State(anew, state.iteration, attempt=state.attempt + 1, found=found, ahead=False)
 
 
 def average(returns: FloatArray) -> float:
