@@ -12,8 +12,8 @@ from scipy import stats
 import klimb
 import klimb.weighting
 from klimb.algorithms import ALGORITHMS, make_algorithm
-from klimb.gaussian import unmixed
-from klimb.search import Adam, largest, tell
+from klimb.gaussian import Gaussian, unmixed
+from klimb.search import WIDEST, Adam, Start, largest, tell, wide_look
 
 PLAIN = {"rwr": {}, "reps": {}, "creps": {}, "more": {}, "cem": {"n_elite": 5}, "nes": {}, "es": {}}
 
@@ -311,3 +311,40 @@ def test_kept_episodes_make_equal_returns_of_a_batch_tell_something():
     for _ in range(2):
         last = optimizer.tell(optimizer.ask(4), np.zeros(4))
     assert not last.informative
+
+
+@given(st.integers(0, 10**6), st.integers(1, 6), st.floats(0, 1), st.booleans())
+def test_in_noise_samples_are_as_wide_as_the_first_but_not_narrower_than_the_belief(seed, n, noise, full):
+    rng = np.random.default_rng(seed)
+    std, variances = 10.0 ** rng.uniform(-2, 2, n), 10.0 ** rng.uniform(-4, 2, n)
+    start = Start(np.zeros(n), std, 0.0)
+    belief = unmixed(np.zeros(n), variances)
+    along = std
+    if full:
+        rotation = np.linalg.qr(rng.standard_normal((n, n)))[0]
+        belief = Gaussian(np.zeros(n), variances, np.arange(n), rotation)
+        along = np.sqrt(np.diag(rotation.T @ np.diag(std**2) @ rotation))
+    factors = wide_look(belief, start, noise)
+    if noise == 0:
+        assert factors is None
+        return
+    wide = np.sqrt(factors * variances)
+    narrow = np.sqrt(variances)
+    assert (factors >= 1).all()
+    assert (wide <= np.maximum(narrow, along) * (1 + 1e-9)).all()
+    expected = np.minimum(narrow ** (1 - noise) * along**noise, WIDEST * narrow)
+    np.testing.assert_allclose(wide, np.maximum(narrow, expected), rtol=1e-9)
+
+
+def test_samples_widen_in_noise_only(rng):
+    def wide(noise):
+        optimizer = klimb.Optimizer(mean=np.zeros(6), std=1.0, seed=0)
+        for _ in range(30):
+            theta = optimizer.ask(8)
+            optimizer.tell(theta, -np.square(theta - 0.3).sum(1) + noise * rng.standard_normal(8))
+        belief = optimizer.state.belief
+        z = belief.to_local(optimizer.ask(400)[2:]) / np.sqrt(belief.variances)
+        return np.sqrt(np.square(z).mean())
+
+    assert wide(0.0) == pytest.approx(1.0, abs=0.1)
+    assert wide(0.1) > 2.0

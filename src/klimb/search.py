@@ -63,6 +63,9 @@ ROUNDING = 1e-12
 # The next one closes in so many times as slowly.
 SLOWER = 4.0
 
+# In noise, samples of the surrogate are so many times as wide as the belief at most.
+WIDEST = 20.0
+
 # Samples further from the belief than this many of its standard deviations cannot be computed with.
 FURTHEST = 1e50
 
@@ -435,7 +438,19 @@ def follow_surrogate(full: bool, state: State, episodes: Episodes, n_new: int) -
     twins = matched(episodes.twin)
     noise = measured_noise(episodes.returns, episodes.twin)
     slower = SLOWER**-state.attempt
-    learned = learn(prior, local, episodes.returns, twins, full, memory, n_new, noise, slower, rotation)
+    learned = learn(
+        prior,
+        local,
+        episodes.returns,
+        twins,
+        full,
+        memory,
+        n_new,
+        noise,
+        slower,
+        state.exploration,
+        rotation,
+    )
     new = belief.with_block(None, learned.posterior)
     seen = learned.seen
     info = UpdateInfo(
@@ -448,8 +463,23 @@ def follow_surrogate(full: bool, state: State, episodes: Episodes, n_new: int) -
         skill=learned.skill,
         attempt=state.attempt,
     )
-    iteration = state.iteration + 1
-    return replace(state, belief=new, iteration=iteration, memory=tuple(learned.memory), start=start), info
+    state = replace(state, belief=new, iteration=state.iteration + 1, memory=tuple(learned.memory))
+    return replace(state, exploration=wide_look(new, start, learned.noise), start=start), info
+
+
+def wide_look(belief: Gaussian, start: Start, noise: float) -> FloatArray | None:
+    """Factors of the variances when sampling, (n,), for the share of `noise` in what is unexplained.
+
+    Where all of it is noise, the samples are as wide as those of the first belief, as differences between
+    returns are large there and the noise is not; with less, in proportion of the logarithms. Never narrower
+    than the belief, nor more than :data:`WIDEST` times as wide.
+    """
+    if noise == 0:
+        return None
+    first = np.square(start.std)
+    first[belief.mixed] = np.square(belief.rotation).T @ first[belief.mixed]  # along the axes of the belief
+    factors: FloatArray = np.minimum(np.maximum(1.0, first / belief.variances) ** noise, WIDEST**2)
+    return factors
 
 
 def perhaps_anew(search: Search, state: State, n_new: int) -> State:

@@ -132,6 +132,8 @@ class Learned(NamedTuple):
     memory: Memory
     seen: FloatArray
     """What this update says of the relevance, in the whitened coordinates of the prior; like W."""
+    noise: float
+    """Share of noise in what is unexplained; 0 on a plateau, where nothing is explained."""
     eta: float
     skill: float
 
@@ -243,6 +245,7 @@ def learn(
     n_new: int,
     noise: FloatArray,
     slower: float = 1.0,
+    exploration: FloatArray | None = None,
     rotation: FloatArray | None = None,
 ) -> Learned:
     """Move the belief as far as the surrogate of these episodes can be trusted.
@@ -265,6 +268,8 @@ def learn(
         Variance of the noise of a return, as often as it was measured.
     slower
         Closing in goes this share of its way.
+    exploration : (n,)
+        By how much the new samples vary more than the belief along each coordinate; None: not at all.
     rotation : (n, n)
         Columns are the axes of the local coordinates; None if these are the parameters themselves.
     """
@@ -284,6 +289,10 @@ def learn(
     g, H, Q = fit.gradient / unit, fit.hessian / unit, fit.skill
     h, axes = np.linalg.eigh(H) if full else (H, None)
     far, plateau = pace(n_new, n), on_plateau(returns)
+    # squared distances of the new samples along the axes, on average
+    reach = np.ones(n) if exploration is None else exploration
+    reach = reach if axes is None else np.square(axes).T @ reach
+    share = 0.0
     if plateau:
         d, scale = gather(z, returns, n_new)
         climbed = d if axes is None else axes.T @ d
@@ -301,7 +310,7 @@ def learn(
         bound, doubt = max(bound, NATS_IN_NOISE * share), doubt * (1 - share)
         slope = g if axes is None else axes.T @ g
         climbed = climb(slope, h - doubt, bound)
-        climbed *= gain(slope, h, share * fit.unexplained / fit.variance, n_new, len(y))
+        climbed *= gain(slope, h, share * fit.unexplained / fit.variance, n_new * reach, n_new / len(y))
         scale = widening(fit.amplitudes, V)
         if Q == LARGEST_SKILL and float(climbed @ climbed) > 1.98 * bound:
             scale = max(scale, 0.0)  # all is explained, and the way is longer than an update may go
@@ -320,7 +329,7 @@ def learn(
     p = (1 - phi * h / max(1.0, 2 * float(h.max()))) * np.exp(-2 * far * scale * part)
     if noise.any() and not plateau:
         # where all that is unexplained is noise, the belief is what the episodes tell of the optimum
-        told = n_new * np.square(h) * fit.variance / fit.unexplained
+        told = n_new * reach * np.square(h) * fit.variance / fit.unexplained
         told = np.minimum(told, math.expm1(2 * max(LARGEST_CHANGE, change_of_step(n))))
         sure = largest_share(noise, share)
         p = p ** (1 - sure) * (1 + told) ** sure
@@ -342,7 +351,7 @@ def learn(
         W = blend(W, seen, rate) / p
         posterior = unmixed(std * d, np.square(std) / p)
     memory = Memory(W / total(W), r, fit.amplitudes, np.array([spread]))
-    return Learned(posterior, memory, seen, eta, Q)
+    return Learned(posterior, memory, seen, share, eta, Q)
 
 
 def remoteness(length: FloatArray) -> FloatArray:
@@ -646,19 +655,20 @@ def climb(g: FloatArray, h: FloatArray, bound: float) -> FloatArray:
     return d
 
 
-def gain(g: FloatArray, h: FloatArray, noise: float, n_new: int, n_kept: int) -> FloatArray:
+def gain(g: FloatArray, h: FloatArray, noise: float, told_by: FloatArray, least: float) -> FloatArray:
     """Share of the way to the surrogate's optimum that new episodes justify in each direction, (n,) up to 1.
 
     The belief has learned from the other kept episodes before, and to follow these again would be to follow
-    their noise. Seen from the belief, `n_new` returns with noise of the variance `noise` tell the slope g and
-    the curvature h of a direction with the precision `told`. A filter that knows 1 before goes the share
-    told / (1 + told) of the way: here that of the new episodes at least, and all of it without noise.
+    their noise. Seen from the belief, new returns with noise of the variance `noise` tell the slope g and the
+    curvature h of a direction with the precision `told_by` (g^2 + h^2) / noise, where `told_by` (n,) is the
+    sum of their squared distances along it. A filter that knows 1 before goes the share told / (1 + told) of
+    the way: here that of the new episodes at `least`, and all of it without noise.
     """
     if noise <= 0:
         return np.ones_like(g)
     with np.errstate(over="ignore"):
-        told = n_new * (np.square(g) + np.square(h)) / noise
-    return 1 - (1 - n_new / n_kept) / (1 + told)
+        told: FloatArray = told_by * (np.square(g) + np.square(h)) / noise
+    return 1 - (1 - least) / (1 + told)
 
 
 def pace(n_new: int, n: int) -> float:
