@@ -64,7 +64,7 @@ ROUNDING = 1e-12
 SLOWER = 4.0
 
 # In noise, samples of the surrogate are so many times as wide as the belief at most.
-WIDEST = 20.0
+WIDEST = 50.0
 
 # Samples further from the belief than this many of its standard deviations cannot be computed with.
 FURTHEST = 1e50

@@ -316,8 +316,8 @@ def learn(
             scale = max(scale, 0.0)  # all is explained, and the way is longer than an update may go
         if scale > 0:  # few episodes are no reason to try anything bolder than what was asked for
             scale *= min(1.0, len(y) / FEWEST_KEPT)
-            if noise.any():  # noise looks like a slope now and then: believe what held-out returns confirm
-                scale *= Q
+            if noise.any():  # noise looks like a slope now and then: believe what held-out returns confirm,
+                scale *= Q * min(1.0, float(climbed @ climbed))  # and what leads out of the belief
         else:  # what many episodes leave unexplained, and is no noise, is rugged: there are valleys to choose
             many = min(1.0, len(y) / max(FEWEST_KEPT, 2 * n))
             scale *= slower * (1 - HESITATION * (1 - Q) * certain * many)
