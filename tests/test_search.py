@@ -348,3 +348,21 @@ def test_samples_widen_in_noise_only(rng):
 
     assert wide(0.0) == pytest.approx(1.0, abs=0.1)
     assert wide(0.1) > 2.0
+
+
+@pytest.mark.parametrize(("n", "kept_in_noise"), [(5, 400), (26, 400), (27, 200), (120, 240)])
+def test_more_is_kept_in_noise_where_that_tells_a_whole_quadratic(rng, n, kept_in_noise):
+    for noise, kept in ((0.0, max(200, 2 * n)), (1.0, kept_in_noise)):
+        optimizer = klimb.Optimizer(mean=np.zeros(n), std=1.0, seed=0)
+        for _ in range(11):
+            theta = optimizer.ask(40)
+            optimizer.tell(theta, -np.square(theta - 1).sum(1) + noise * rng.standard_normal(40))
+        assert optimizer.state.kept.returns.size == kept
+
+
+def test_who_says_how_much_is_kept_is_heard(rng):
+    optimizer = klimb.Optimizer(klimb.auto(reuse=50), mean=np.zeros(5), std=1.0, seed=0)
+    for _ in range(10):
+        theta = optimizer.ask(20)
+        optimizer.tell(theta, rng.standard_normal(20))
+    assert optimizer.state.kept.returns.size == 50

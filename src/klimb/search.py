@@ -28,6 +28,7 @@ from klimb._validation import FloatArray, IntArray, numbers, one_of, share, whol
 from klimb.effectiveness import Effectiveness, resolve
 from klimb.gaussian import Gaussian, diagonal, from_whitened, unmixed
 from klimb.surrogate import (
+    FEWEST_IN_NOISE,
     FEWEST_KEPT,
     MOST_KEPT,
     TWICE,
@@ -37,6 +38,7 @@ from klimb.surrogate import (
     matched,
     measured_noise,
     noiseless,
+    unknowns,
 )
 from klimb.updates import CrossEntropy, ModelBased, RelevanceSurrogate, Update, UpdateInfo
 
@@ -172,12 +174,17 @@ class Search:
 
     def sized(self, n: int) -> Search:
         """The same with all that the number of parameters decides."""
-        covariance, reuse = self.covariance, self.reuse
-        if covariance is None:
-            covariance = "full" if n <= LARGEST_FULL_SURROGATE else "diagonal"
-        if reuse is None:
-            reuse = min(max(FEWEST_KEPT, 2 * n), MOST_KEPT) if covariance == "full" else FEWEST_KEPT
-        return replace(self, covariance=covariance, reuse=reuse)
+        if self.covariance is not None:
+            return self
+        return replace(self, covariance="full" if n <= LARGEST_FULL_SURROGATE else "diagonal")
+
+    def keeps(self, n: int, noisy: bool) -> int:
+        """How many episodes to learn from again, with n parameters and returns with noise or without."""
+        if self.reuse is not None:
+            return self.reuse
+        if noisy and unknowns(n, self.full) <= FEWEST_IN_NOISE:
+            return FEWEST_IN_NOISE
+        return min(max(FEWEST_KEPT, 2 * n), MOST_KEPT) if self.full else FEWEST_KEPT
 
     def check_size(self, n: int) -> None:
         """Raise a ValueError if these settings cannot serve n parameters."""
@@ -340,12 +347,14 @@ def tell(
     """Update the belief from episodes (N, n) and their finite returns (N,); a pure function."""
     surrogate = isinstance(search.update, RelevanceSurrogate)
     episodes = fresh = Episodes(theta, returns, np.zeros(returns.size, dtype=np.int64))
-    if search.reuse or surrogate:
+    if search.reuse != 0 or surrogate:
         fresh = arrange(state.belief, fresh, surrogate)
         episodes = with_kept(state, fresh)
         theta, returns = episodes.theta, episodes.returns
-    if search.reuse:
-        state = replace(state, kept=episodes.rows(np.arange(returns.size)[-search.reuse :]))
+        noisy = bool(measured_noise(returns, episodes.twin).any())
+        n_kept = min(search.keeps(theta.shape[1], noisy), returns.size)
+        latest = np.arange(returns.size - n_kept, returns.size)
+        state = replace(state, kept=episodes.rows(latest) if n_kept else None)
     if (returns == returns[0]).all() or (surrogate and (theta == theta[0]).all()):
         info = UpdateInfo(informative=False, attempt=state.attempt)
         state = replace(state, iteration=state.iteration + 1)
@@ -490,7 +499,7 @@ def perhaps_anew(search: Search, state: State, n_new: int) -> State:
     new that these do not tell.
     """
     kept, start = state.kept, state.start
-    if kept is None or start is None or kept.returns.size < (search.reuse or 0):
+    if kept is None or start is None or kept.returns.size < search.keeps(kept.theta.shape[1], noisy=False):
         return state
     half = kept.returns.size // 2
     earlier, later = kept.returns[:half], kept.returns[half:]

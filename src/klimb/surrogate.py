@@ -39,6 +39,8 @@ from klimb.gaussian import Gaussian, from_whitened, unmixed
 # Episodes that are kept: 2 n, enough for a gradient twice over, but so many at least and at most. A quadratic
 # of 20 parameters has 231 unknowns; the time that an update takes grows with the third power.
 FEWEST_KEPT, MOST_KEPT = 200, 1000
+# In noise so many at least, if they tell all unknowns of a quadratic.
+FEWEST_IN_NOISE = 400
 # Amplitudes start as shares of the variance: of the parts of the quadratic and of the remainder.
 FIRST_SHARES = (0.3, 0.1, 0.1, 0.3, 0.3, 0.1)
 # Which of them are those of the kernel, as its parts lie in memory; the last for a full covariance alone.
@@ -142,8 +144,9 @@ class Fit(NamedTuple):
     """The surrogate: gradient g (n,), curvature H, how well it predicts, and the amplitudes t (6,).
 
     `variance` is that of a return under the belief, in the same units, of which `unexplained` is not the
-    surrogate's. `found` and `wanted` (n,) are what the slope of each parameter explains, and what it ought to
-    if V is right: where the episodes tell the slope they are about 1, and 0 where they do not.
+    surrogate's. `hidden` is the share of the measured noise in what the likelihood takes for a remainder.
+    `found` and `wanted` (n,) are what the slope of each parameter explains, and what it ought to if V is
+    right: where the episodes tell the slope they are about 1, and 0 where they do not.
     """
 
     gradient: FloatArray
@@ -154,6 +157,7 @@ class Fit(NamedTuple):
     skill: float
     variance: float
     unexplained: float
+    hidden: float
 
 
 def find_twins(z: FloatArray) -> IntArray:
@@ -292,7 +296,10 @@ def learn(
     # squared distances of the new samples along the axes, on average
     reach = np.ones(n) if exploration is None else exploration
     reach = reach if axes is None else np.square(axes).T @ reach
-    share = 0.0
+    # and by how much that is more than the belief's, as far as the episodes can tell a quadratic
+    told_all = min(1.0, len(y) / unknowns(n, full))
+    wide = 1.0 if exploration is None else float(exploration.mean()) ** told_all
+    share = look = 0.0
     if plateau:
         d, scale = gather(z, returns, n_new)
         climbed = d if axes is None else axes.T @ d
@@ -300,8 +307,11 @@ def learn(
         # each direction has its share of the held-out error: where the slope is no more, a step is about 1
         doubt = math.sqrt((1 - Q) / n)
         share = noise_share(noise, fit.unexplained, spread)
+        # held-out returns suffer from what episodes do not tell, too, and the likelihood takes ruggedness for
+        # curvature: both have a say where the episodes can tell a quadratic, and else the first alone
+        look = share ** (1 - told_all / 2) * fit.hidden ** (told_all / 2)
         # without skill, by the share of new episodes: noise must not stop the search for good
-        bound = max(odds(fit, len(y)), n_new / max(FEWEST_KEPT, len(y)))
+        bound = max(odds(fit, len(y), wide), n_new / max(FEWEST_KEPT, len(y)))
         # and by their number as far as what is unexplained (no more than all) is no noise: they are too few
         few = max(NATS_PER_EPISODE * n_new, NATS_PER_PARAMETER * (n / len(y) - 1))
         certain = no_noise(noise, noise_share(noise, min(1.0, fit.unexplained), spread))
@@ -331,8 +341,11 @@ def learn(
         # where all that is unexplained is noise, the belief is what the episodes tell of the optimum
         told = n_new * reach * np.square(h) * fit.variance / fit.unexplained
         told = np.minimum(told, math.expm1(2 * max(LARGEST_CHANGE, change_of_step(n))))
-        sure = largest_share(noise, share)
-        p = p ** (1 - sure) * (1 + told) ** sure
+        # what wide samples leave unexplained is less within the belief
+        inside = share / (share + (1 - share) / wide**2)
+        sure = largest_share(noise, inside)
+        wider = math.exp(-2 * far * max(scale, 0.0) * told_all * sure)
+        p = p ** (1 - sure) * (1 + told) ** sure * wider
     d, p, eta = bounded_step(climbed, p, far**2 * LARGEST_STEP / (1 - Q))
 
     rate = n_new / (n_new + 2 * len(y))  # an average over about two lengths of the buffer
@@ -351,7 +364,7 @@ def learn(
         W = blend(W, seen, rate) / p
         posterior = unmixed(std * d, np.square(std) / p)
     memory = Memory(W / total(W), r, fit.amplitudes, np.array([spread]))
-    return Learned(posterior, memory, seen, share, eta, Q)
+    return Learned(posterior, memory, seen, look, eta, Q)
 
 
 def remoteness(length: FloatArray) -> FloatArray:
@@ -505,8 +518,7 @@ def fit_surrogate(
         if not full:
             t[ALONG] = 0.0
         if measured > 0:  # a slope that noise hides is there: the optimum is as far away as the belief says
-            hidden = measured / (measured + t[3] + t[4] / 2)
-            t[0] = min(max(t[0], hidden * bend(t, V)), LARGEST_SHARE / sizes[0])
+            t[0] = min(max(t[0], hidden_share(t, measured) * bend(t, V)), LARGEST_SHARE / sizes[0])
         used = t
         np.matmul(t[signal], flat, out=K.reshape(N * N))
         K += CONSTANT
@@ -563,7 +575,13 @@ def fit_surrogate(
         )
     unexplained = max(unexplained, 1e-300)
     variance_of_returns = float(g @ g + np.square(H).sum() / 2) + unexplained
-    return Fit(g, H, found, wanted, t, skill, variance_of_returns, unexplained)
+    hidden = hidden_share(used, measured)
+    return Fit(g, H, found, wanted, t, skill, variance_of_returns, unexplained, hidden)
+
+
+def hidden_share(amplitudes: FloatArray, noise: float) -> float:
+    """Share of the measured noise, a variance, in all that no quadratic explains, by the likelihood."""
+    return noise / (noise + float(amplitudes[3] + amplitudes[4] / 2)) if noise > 0 else 0.0
 
 
 def explained_by(
@@ -611,15 +629,16 @@ def held_out_skill(y: FloatArray, left_out: FloatArray, constant: FloatArray, we
     return min(max(share - error / 2, 0.0), LARGEST_SKILL)
 
 
-def odds(fit: Fit, n_kept: int) -> float:
+def odds(fit: Fit, n_kept: int, wide: float) -> float:
     """What is explained over what is not, of the kept episodes or of the belief as it is now.
 
     The first is the skill. But as long as the belief closes in, most episodes lie far outside of it, and a
     few steep directions that explain them say little of what is left: with few episodes the second counts,
-    which gives way to the first as they become :data:`FEWEST_KEPT`.
+    which gives way to the first as they become :data:`FEWEST_KEPT`; but only by a share 1 / `wide` where
+    samples are drawn wider than the belief.
     """
     kept, here = fit.skill, min(fit.skill, 1 - fit.unexplained / fit.variance)
-    few = max(0.0, 1 - n_kept / FEWEST_KEPT)
+    few = 1 - min(1.0, n_kept / FEWEST_KEPT) / wide
     chances: float = (kept / (1 - kept)) ** (1 - few) * (here / (1 - here)) ** few
     return chances
 
@@ -669,6 +688,11 @@ def gain(g: FloatArray, h: FloatArray, noise: float, told_by: FloatArray, least:
     with np.errstate(over="ignore"):
         told: FloatArray = told_by * (np.square(g) + np.square(h)) / noise
     return 1 - (1 - least) / (1 + told)
+
+
+def unknowns(n: int, full: bool) -> int:
+    """How many numbers a quadratic of n parameters has; without mixed terms if not `full`."""
+    return (n + 1) * (n + 2) // 2 if full else 2 * n + 1
 
 
 def pace(n_new: int, n: int) -> float:
