@@ -181,7 +181,7 @@ def auto(covariance: Literal["full", "diagonal"] | None = None, reuse: int | Non
         None takes "full" up to 1000 parameters and "diagonal" beyond.
     reuse
         How many of the latest earlier episodes the surrogate rests on besides the new ones; None takes twice
-        the number of parameters, from 200 to 1000.
+        the number of parameters, from 200 to 1000, and in noise 400 for up to 26 parameters.
     """
     return Search("auto", RelevanceSurrogate(), covariance, mirrored=True, reuse=reuse)
 

@@ -122,7 +122,7 @@ class Search:
         Shapes the step of the mean, or None.
     reuse
         How many of the latest earlier episodes every update learns from again, besides the new ones. None for
-        the surrogate lets the number of parameters decide.
+        the surrogate lets the number of parameters and the noise decide.
     """
 
     name: str
