@@ -347,12 +347,13 @@ def tell(
     """Update the belief from episodes (N, n) and their finite returns (N,); a pure function."""
     surrogate = isinstance(search.update, RelevanceSurrogate)
     episodes = fresh = Episodes(theta, returns, np.zeros(returns.size, dtype=np.int64))
-    if search.reuse != 0 or surrogate:
+    noise = np.empty(0)
+    if search.reuse or surrogate:
         fresh = arrange(state.belief, fresh, surrogate)
         episodes = with_kept(state, fresh)
         theta, returns = episodes.theta, episodes.returns
-        noisy = bool(measured_noise(returns, episodes.twin).any())
-        n_kept = min(search.keeps(theta.shape[1], noisy), returns.size)
+        noise = measured_noise(returns, episodes.twin)
+        n_kept = min(search.keeps(theta.shape[1], bool(noise.any())), returns.size)
         latest = np.arange(returns.size - n_kept, returns.size)
         state = replace(state, kept=episodes.rows(latest) if n_kept else None)
     if (returns == returns[0]).all() or (surrogate and (theta == theta[0]).all()):
@@ -360,7 +361,7 @@ def tell(
         state = replace(state, iteration=state.iteration + 1)
         return (perhaps_anew(search, state, fresh.returns.size) if surrogate else state), info
     if isinstance(search.update, RelevanceSurrogate):
-        state, info = follow_surrogate(search.full, state, episodes, fresh.returns.size)
+        state, info = follow_surrogate(search.full, state, episodes, noise, fresh.returns.size)
         return perhaps_anew(search, state, fresh.returns.size), info
     belief, memory = state.belief, state.memory
     rng_seed = np.random.SeedSequence(seed, spawn_key=(state.iteration, 1))
@@ -431,8 +432,10 @@ def with_kept(state: State, new: Episodes) -> Episodes:
     )
 
 
-def follow_surrogate(full: bool, state: State, episodes: Episodes, n_new: int) -> tuple[State, UpdateInfo]:
-    """The update of the surrogate; see :mod:`klimb.surrogate`."""
+def follow_surrogate(
+    full: bool, state: State, episodes: Episodes, noise: FloatArray, n_new: int
+) -> tuple[State, UpdateInfo]:
+    """The update of the surrogate, with what is known of the noise (P,); see :mod:`klimb.surrogate`."""
     belief = state.belief
     prior = unmixed(np.zeros(belief.n_parameters), belief.variances)
     # what an earlier version has remembered otherwise is learned anew
@@ -445,7 +448,6 @@ def follow_surrogate(full: bool, state: State, episodes: Episodes, n_new: int) -
     if rotation is not None:
         local[:, belief.mixed] = local[:, belief.mixed] @ rotation
     twins = matched(episodes.twin)
-    noise = measured_noise(episodes.returns, episodes.twin)
     slower = SLOWER**-state.attempt
     learned = learn(
         prior,
