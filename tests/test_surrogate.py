@@ -24,6 +24,7 @@ from klimb.surrogate import (
     fit_surrogate,
     gain,
     gather,
+    keeps_going,
     largest_share,
     learn,
     matched,
@@ -308,6 +309,7 @@ def test_where_many_episodes_are_unexplained_the_belief_closes_in_at_half_the_pa
             np.ones(n),
             np.array([1e-3, 1e-3, 1, 1, 1, 0]),
             np.ones(1),
+            np.zeros(n),
         )
         learned = learn(prior, z, returns, matched(np.zeros(N, dtype=np.int64)), full, memory, 8, measured)
         closed[N, noise] = np.log(learned.posterior.variances).mean()
@@ -401,6 +403,7 @@ def test_nothing_closes_in_while_all_is_explained_and_the_way_is_long(rng, full)
         np.ones(n),
         np.array([1e-3, 1e3, 1e3, 1e-6, 1e-6, 1e3]),
         np.ones(1),
+        np.zeros(n),
     )
 
     def entropy_and_step(distance):
@@ -514,6 +517,52 @@ def test_a_million_times_steeper_in_one_direction_than_in_another(covariance, se
         theta = optimizer.ask(8)
         optimizer.tell(theta, -np.square(theta - best) @ steepness)
     assert np.square(optimizer.mean - best) @ steepness < 1e-8 * (np.square(best) @ steepness)
+
+
+def test_flat_directions_that_closed_in_with_steep_ones_are_opened_again():
+    """Four of 20 directions matter, turned against the parameters; crept along, 1e-4 of the gap was left."""
+    left = []
+    for seed in range(6):
+        best = np.random.default_rng(seed).standard_normal(20)
+        axes = stats.ortho_group.rvs(20, random_state=seed)[:, :4] * 10.0 ** np.arange(4)
+        optimizer = klimb.Optimizer(mean=np.zeros(20), std=1.0, seed=seed)
+        for _ in range(50):
+            theta = optimizer.ask(8)
+            optimizer.tell(theta, -np.square((theta - best) @ axes).sum(1))
+        left.append(np.square((optimizer.mean - best) @ axes).sum() / np.square(best @ axes).sum())
+    assert np.log10(left).mean() < -5
+
+
+@given(st.integers(0, 10**6), st.floats(1e-3, 50), st.floats(0, 50), st.floats(0.25, 3))
+def test_the_belief_opens_along_a_way_that_is_gone_twice(seed, before, now, far):
+    rng = np.random.default_rng(seed)
+    axes, _ = np.linalg.qr(rng.standard_normal((5, 5)))
+    ahead, factor = keeps_going(before * axes[0], now * axes[0] + rng.standard_normal() * axes[1], far)
+    assert factor == pytest.approx(min(max(1.0, min(before, now) / 2), 2 ** (far / 2)))
+    np.testing.assert_allclose(ahead, axes[0], atol=1e-12)
+    assert keeps_going(before * axes[0], -now * axes[0], far)[1] == 1.0
+    assert keeps_going(np.zeros(5), now * axes[0], far)[1] == 1.0
+
+
+def test_what_opens_along_the_way_is_that_direction_alone_and_within_the_bound(rng):
+    n, z = 4, draw_pairs(rng, 100, 4)
+    prior, returns = unmixed(np.zeros(n), np.ones(n)), z @ np.array([0.0, 1.0, 0.0, 0.0])
+    posterior = {}
+    for length in (0.0, 10.0):
+        memory = Memory(
+            np.eye(n) / n,
+            np.ones(n),
+            np.array([1.0, 1e-9, 1e-9, 1e-9, 1e-9, 1e-9]),
+            np.ones(1),
+            np.eye(n)[1] * length,
+        )
+        learned = learn(prior, z, returns, in_pairs(200), True, memory, 8, np.zeros(1))
+        posterior[length] = learned.posterior
+        assert learned.posterior.kl(prior) <= 4 / (1 - learned.skill)
+    ratio = posterior[10.0].covariance / posterior[0.0].covariance
+    np.testing.assert_allclose(np.diag(ratio), [1, 2, 1, 1], rtol=1e-6)
+    np.testing.assert_array_equal(posterior[10.0].mean, posterior[0.0].mean)
+    assert learned.memory.way @ posterior[10.0].rotation.T @ np.eye(n)[1] > 10  # as far as it went
 
 
 @pytest.mark.parametrize("full", [True, False])

@@ -78,6 +78,9 @@ LARGEST_CHANGE = 0.5
 LARGEST_SKILL = 0.999
 # A standard deviation never falls below this share of the largest: rounding would eat it.
 SHORTEST_AXIS = 1e-5
+# Where the mean goes the same way in two updates in a row, the belief is at least this share of either step
+# wide along it; but its variance there no more than doubles.
+SHARE_OF_WAY, LARGEST_WIDENING = 0.5, math.sqrt(2)
 # By this share the belief closes in more slowly where nothing is explained and there is no noise.
 HESITATION = 0.5
 # On a plateau the belief closes in by this share of what it may even if that has not paid so far.
@@ -119,12 +122,15 @@ class Memory(NamedTuple):
         t, in units of the squared spread of the returns.
     spread : (1,)
         That spread.
+    way : (n,)
+        Where the mean went, in the whitened coordinates of the belief, but as long as it was in those before.
     """
 
     relevance: FloatArray
     weights: FloatArray
     amplitudes: FloatArray
     spread: FloatArray
+    way: FloatArray
 
 
 class Learned(NamedTuple):
@@ -346,24 +352,35 @@ def learn(
         sure = largest_share(noise, inside)
         wider = math.exp(-2 * far * max(scale, 0.0) * told_all * sure)
         p = p ** (1 - sure) * (1 + told) ** sure * wider
-    d, p, eta = bounded_step(climbed, p, far**2 * LARGEST_STEP / (1 - Q))
+    bound = far**2 * LARGEST_STEP / (1 - Q)
+    d, p, eta = bounded_step(climbed, p, bound)
 
     rate = n_new / (n_new + 2 * len(y))  # an average over about two lengths of the buffer
     r = reweighted(r, fit.found, fit.wanted, PATIENCE * rate)
     if axes is not None:
         seen = np.outer(g, g) + H @ H
         W = blend(W, seen, rate)
-        rows = axes.T / np.sqrt(p)[:, None]
-        posterior = from_whitened(std * (axes @ d), std, rows, -float(np.log(p).sum()))
+        rows, step, log_det = axes.T / np.sqrt(p)[:, None], axes @ d, -float(np.log(p).sum())
+        if memory is not None and not plateau:
+            ahead, factor = keeps_going(memory.way, step, far)
+            part = rows @ ahead
+            more = (factor**2 - 1) * float(part @ part) / 2 - math.log(factor)
+            if factor > 1 and divergence(d, p) + more <= bound:
+                rows += np.outer(part, (factor - 1) * ahead)
+                log_det += 2 * math.log(factor)
+        posterior = from_whitened(std * step, std, rows, log_det)
         floor = SHORTEST_AXIS**2 * posterior.variances.max()
         posterior = replace(posterior, variances=np.maximum(posterior.variances, floor))
         T = posterior.rotation * np.sqrt(posterior.variances) / std[:, None]  # z = d + T z'
         W = T.T @ W @ T
+        way = posterior.rotation.T @ (std * step) / np.sqrt(posterior.variances)
+        way *= float(np.linalg.norm(step)) / max(float(np.linalg.norm(way)), 1e-300)
     else:
         seen = np.square(g) + np.square(H)
         W = blend(W, seen, rate) / p
         posterior = unmixed(std * d, np.square(std) / p)
-    memory = Memory(W / total(W), r, fit.amplitudes, np.array([spread]))
+        way = np.zeros(n)
+    memory = Memory(W / total(W), r, fit.amplitudes, np.array([spread]), way)
     return Learned(posterior, memory, seen, look, eta, Q)
 
 
@@ -761,9 +778,28 @@ def bounded_step(d: FloatArray, p: FloatArray, bound: float) -> tuple[FloatArray
     KL(new || old) <= bound: the new precision is (p + eta) / (1 + eta), the new mean p d / (p + eta).
     """
 
-    def divergence(eta: float) -> float:
-        new = (p + eta) / (1 + eta)
-        return 0.5 * float(np.sum(1 / new - 1 + np.log(new) + np.square(p * d / (p + eta))))
+    def towards(eta: float) -> tuple[FloatArray, FloatArray]:
+        return p * d / (p + eta), (p + eta) / (1 + eta)
 
-    eta = largest_step(divergence, bound)
-    return p * d / (p + eta), (p + eta) / (1 + eta), eta
+    eta = largest_step(lambda eta: divergence(*towards(eta)), bound)
+    return *towards(eta), eta
+
+
+def divergence(d: FloatArray, p: FloatArray) -> float:
+    """KL from the Gaussian with mean d and precision p to that with 0 and 1, in nats."""
+    return 0.5 * float(np.sum(1 / p - 1 + np.log(p) + np.square(d)))
+
+
+def keeps_going(way: FloatArray, step: FloatArray, far: float) -> tuple[FloatArray, float]:
+    """Direction of the former step of the mean, and the factor of the standard deviation along it, 1 or more.
+
+    A mean that leaves its belief the same way again has a belief that is too narrow there: all directions
+    close in alike while they are not told apart, and a flat one that closed in with steep ones would be
+    crept along for ever. `way` and `step` (n,) are in units of the belief of their time.
+    """
+    length = float(np.linalg.norm(way))
+    if length == 0:
+        return np.zeros_like(step), 1.0
+    ahead: FloatArray = way / length
+    again = min(float(step @ ahead), length)
+    return ahead, min(max(SHARE_OF_WAY * again, 1.0), LARGEST_WIDENING**far)
