@@ -151,6 +151,7 @@ class Fit(NamedTuple):
 
     `variance` is that of a return under the belief, in the same units, of which `unexplained` is not the
     surrogate's. `hidden` is the share of the measured noise in what the likelihood takes for a remainder.
+    `curvature` is what the amplitudes have the squares of H sum up to, of which the fit shows a part.
     `found` and `wanted` (n,) are what the slope of each parameter explains, and what it ought to if V is
     right: where the episodes tell the slope they are about 1, and 0 where they do not.
     """
@@ -164,6 +165,7 @@ class Fit(NamedTuple):
     variance: float
     unexplained: float
     hidden: float
+    curvature: float
 
 
 def find_twins(z: FloatArray) -> IntArray:
@@ -305,6 +307,7 @@ def learn(
     # and by how much that is more than the belief's, as far as the episodes can tell a quadratic
     told_all = min(1.0, len(y) / unknowns(n, full))
     wide = 1.0 if exploration is None else float(exploration.mean()) ** told_all
+    many = min(1.0, len(y) / max(FEWEST_KEPT, 2 * n))
     share = look = 0.0
     if plateau:
         d, scale = gather(z, returns, n_new)
@@ -335,7 +338,6 @@ def learn(
             if noise.any():  # noise looks like a slope now and then: believe what held-out returns confirm,
                 scale *= Q * min(1.0, float(climbed @ climbed))  # and what leads out of the belief
         else:  # what many episodes leave unexplained, and is no noise, is rugged: there are valleys to choose
-            many = min(1.0, len(y) / max(FEWEST_KEPT, 2 * n))
             scale *= slower * (1 - HESITATION * (1 - Q) * certain * many)
     # the target: as much of the curvature as the skill supports, positive definite by construction
     explained = float(g @ g + np.square(h).sum() / 2)
@@ -345,7 +347,10 @@ def learn(
     p = (1 - phi * h / max(1.0, 2 * float(h.max()))) * np.exp(-2 * far * scale * part)
     if noise.any() and not plateau:
         # where all that is unexplained is noise, the belief is what the episodes tell of the optimum
-        told = n_new * reach * np.square(h) * fit.variance / fit.unexplained
+        # what the episodes cannot tell of the curvature is there as well, and where the prior has it
+        own = V if axes is None else np.einsum("ij,ij->j", axes, V @ axes)
+        untold = max(0.0, fit.curvature / fit.variance - float(h @ h)) * (1 - told_all)
+        told = n_new * reach * (np.square(h) + untold * own) * fit.variance / fit.unexplained
         told = np.minimum(told, math.expm1(2 * max(LARGEST_CHANGE, change_of_step(n))))
         # what wide samples leave unexplained is less within the belief
         inside = share / (share + (1 - share) / wide**2)
@@ -361,7 +366,7 @@ def learn(
         seen = np.outer(g, g) + H @ H
         W = blend(W, seen, rate)
         rows, step, log_det = axes.T / np.sqrt(p)[:, None], axes @ d, -float(np.log(p).sum())
-        if memory is not None and not plateau:
+        if memory is not None and many == 1 and not plateau:
             ahead, factor = keeps_going(memory.way, step, far)
             part = rows @ ahead
             more = (factor**2 - 1) * float(part @ part) / 2 - math.log(factor)
@@ -583,6 +588,7 @@ def fit_surrogate(
         slopes = np.multiply(linear, 2 * used[1], out=quadratic)
         slopes += used[0]
         found, wanted = (own * part for part in explained_by(x, alpha, inverse, slopes))
+        curvature = 2 * used[1] * (1 + np.square(V).sum()) + 4 * used[ALONG] * np.square(own).sum()
     else:
         g = used[0] * V * (alpha @ z)
         H = 2 * used[1] * V * (alpha @ bent) + tilt
@@ -590,10 +596,12 @@ def fit_surrogate(
         found, wanted = (
             used[0] * V * a + 2 * used[1] * b for a, b in zip(by_slope, by_curvature, strict=True)
         )
+        curvature = 4 * used[1] * np.square(V).sum()
     unexplained = max(unexplained, 1e-300)
     variance_of_returns = float(g @ g + np.square(H).sum() / 2) + unexplained
     hidden = hidden_share(used, measured)
-    return Fit(g, H, found, wanted, t, skill, variance_of_returns, unexplained, hidden)
+    curvature = float(curvature + 2 * used[2])
+    return Fit(g, H, found, wanted, t, skill, variance_of_returns, unexplained, hidden, curvature)
 
 
 def hidden_share(amplitudes: FloatArray, noise: float) -> float:
