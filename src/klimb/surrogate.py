@@ -151,7 +151,6 @@ class Fit(NamedTuple):
 
     `variance` is that of a return under the belief, in the same units, of which `unexplained` is not the
     surrogate's. `hidden` is the share of the measured noise in what the likelihood takes for a remainder.
-    `curvature` is what the amplitudes have the squares of H sum up to, of which the fit shows a part.
     `found` and `wanted` (n,) are what the slope of each parameter explains, and what it ought to if V is
     right: where the episodes tell the slope they are about 1, and 0 where they do not.
     """
@@ -165,7 +164,6 @@ class Fit(NamedTuple):
     variance: float
     unexplained: float
     hidden: float
-    curvature: float
 
 
 def find_twins(z: FloatArray) -> IntArray:
@@ -347,10 +345,7 @@ def learn(
     p = (1 - phi * h / max(1.0, 2 * float(h.max()))) * np.exp(-2 * far * scale * part)
     if noise.any() and not plateau:
         # where all that is unexplained is noise, the belief is what the episodes tell of the optimum
-        # what the episodes cannot tell of the curvature is there as well, and where the prior has it
-        own = V if axes is None else np.einsum("ij,ij->j", axes, V @ axes)
-        untold = max(0.0, fit.curvature / fit.variance - float(h @ h)) * (1 - told_all)
-        told = n_new * reach * (np.square(h) + untold * own) * fit.variance / fit.unexplained
+        told = n_new * reach * np.square(h) * fit.variance / fit.unexplained
         told = np.minimum(told, math.expm1(2 * max(LARGEST_CHANGE, change_of_step(n))))
         # what wide samples leave unexplained is less within the belief
         inside = share / (share + (1 - share) / wide**2)
@@ -588,7 +583,6 @@ def fit_surrogate(
         slopes = np.multiply(linear, 2 * used[1], out=quadratic)
         slopes += used[0]
         found, wanted = (own * part for part in explained_by(x, alpha, inverse, slopes))
-        curvature = 2 * used[1] * (1 + np.square(V).sum()) + 4 * used[ALONG] * np.square(own).sum()
     else:
         g = used[0] * V * (alpha @ z)
         H = 2 * used[1] * V * (alpha @ bent) + tilt
@@ -596,12 +590,10 @@ def fit_surrogate(
         found, wanted = (
             used[0] * V * a + 2 * used[1] * b for a, b in zip(by_slope, by_curvature, strict=True)
         )
-        curvature = 4 * used[1] * np.square(V).sum()
     unexplained = max(unexplained, 1e-300)
     variance_of_returns = float(g @ g + np.square(H).sum() / 2) + unexplained
     hidden = hidden_share(used, measured)
-    curvature = float(curvature + 2 * used[2])
-    return Fit(g, H, found, wanted, t, skill, variance_of_returns, unexplained, hidden, curvature)
+    return Fit(g, H, found, wanted, t, skill, variance_of_returns, unexplained, hidden)
 
 
 def hidden_share(amplitudes: FloatArray, noise: float) -> float:
