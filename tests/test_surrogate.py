@@ -520,17 +520,17 @@ def test_a_million_times_steeper_in_one_direction_than_in_another(covariance, se
 
 
 def test_flat_directions_that_closed_in_with_steep_ones_are_opened_again():
-    """Four of 20 directions matter, turned against the parameters; crept along, 1e-4 of the gap was left."""
+    """Four of 20 directions matter, turned against the parameters; crept along, 1e-5 of the gap was left."""
     left = []
     for seed in range(6):
         best = np.random.default_rng(seed).standard_normal(20)
         axes = stats.ortho_group.rvs(20, random_state=seed)[:, :4] * 10.0 ** np.arange(4)
         optimizer = klimb.Optimizer(mean=np.zeros(20), std=1.0, seed=seed)
-        for _ in range(50):
+        for _ in range(62):
             theta = optimizer.ask(8)
             optimizer.tell(theta, -np.square((theta - best) @ axes).sum(1))
         left.append(np.square((optimizer.mean - best) @ axes).sum() / np.square(best @ axes).sum())
-    assert np.log10(left).mean() < -5
+    assert np.log10(left).mean() < -6.5
 
 
 @given(st.integers(0, 10**6), st.floats(1e-3, 50), st.floats(0, 50), st.floats(0.25, 3))
