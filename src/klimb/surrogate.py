@@ -352,8 +352,8 @@ def learn(
         sure = largest_share(noise, inside)
         wider = math.exp(-2 * far * max(scale, 0.0) * told_all * sure)
         p = p ** (1 - sure) * (1 + told) ** sure * wider
-    bound = far**2 * LARGEST_STEP / (1 - Q)
-    d, p, eta = bounded_step(climbed, p, bound)
+    nats = far**2 * LARGEST_STEP / (1 - Q)
+    d, p, eta = bounded_step(climbed, p, nats)
 
     rate = n_new / (n_new + 2 * len(y))  # an average over about two lengths of the buffer
     r = reweighted(r, fit.found, fit.wanted, PATIENCE * rate)
@@ -363,10 +363,10 @@ def learn(
         rows, step, log_det = axes.T / np.sqrt(p)[:, None], axes @ d, -float(np.log(p).sum())
         if memory is not None and many == 1 and not plateau:
             ahead, factor = keeps_going(memory.way, step, far)
-            part = rows @ ahead
-            more = (factor**2 - 1) * float(part @ part) / 2 - math.log(factor)
-            if factor > 1 and divergence(d, p) + more <= bound:
-                rows += np.outer(part, (factor - 1) * ahead)
+            along = rows @ ahead
+            more = (factor**2 - 1) * float(along @ along) / 2 - math.log(factor)  # nats that it takes
+            if factor > 1 and divergence(d, p) + more <= nats:
+                rows += np.outer(along, (factor - 1) * ahead)
                 log_det += 2 * math.log(factor)
         posterior = from_whitened(std * step, std, rows, log_det)
         floor = SHORTEST_AXIS**2 * posterior.variances.max()
