@@ -27,6 +27,7 @@ from klimb.surrogate import (
     keeps_going,
     largest_share,
     learn,
+    left_over,
     matched,
     measured_noise,
     nearness,
@@ -387,6 +388,47 @@ def test_in_noise_flat_directions_are_followed_once_steep_ones_are_known():
     assert np.mean(left) < 0.004
 
 
+@pytest.mark.parametrize("seed", [0, 1, 5])
+def test_in_noise_directions_that_few_episodes_tell_do_not_close_in_with_the_others(seed):
+    """Four of 20, a million times steeper one way than another; noise is larger than what is left by far."""
+    options = {"n_parameters": 20, "n_effective": 4, "rotated": True}
+    quiet = klimb.make_task("ellipsoid", **options)
+    gap = -float(quiet.evaluate(np.zeros((1, 20)))[0])
+    noisy = klimb.make_task("ellipsoid", **options, noise=0.01 * gap)
+    found = klimb.maximize(noisy, mean=np.zeros(20), std=noisy.initial_std, episodes=500, seed=seed)
+    assert -quiet.evaluate(found.optimizer.mean[None])[0] < 0.002 * gap
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_episodes_of_a_wider_belief_do_not_hide_the_noise_of_those_at_hand(rng, wide):
+    """With 120 of them a quadratic of 20 parameters is not told: the steep direction shows far out alone."""
+    n, noise = 20, 1.0
+    drawn = 3.0 if wide else 1.0
+    z = np.vstack([100 * draw_pairs(rng, 60, n), drawn * draw_pairs(rng, 60, n)])
+    steep = rng.standard_normal(n) / 100
+    returns = -np.square(z @ steep) + noise * rng.standard_normal(240)
+    y, spread = scaled(returns, np.einsum("ij,ij->i", z, z))
+    exploration = np.full(n, drawn**2) if wide else None
+    t = None
+    for _ in range(10):
+        fit = fit_surrogate(
+            z, y, in_pairs(240), np.eye(n) / n, t, np.ones(n), None, (noise / spread) ** 2, exploration
+        )
+        t = fit.amplitudes
+    assert 0.5 < fit.nearby * spread**2 / noise**2 < 2
+    assert fit.unexplained > 3 * fit.nearby
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 5), st.integers(1, 9))
+def test_what_is_left_over_is_that_of_odd_parts_or_of_the_others(seed, n_pairs, others):
+    rng = np.random.default_rng(seed)
+    rest, weight = rng.standard_normal(n_pairs + others), rng.uniform(0.1, 2.0, n_pairs + others)
+    groups = [slice(n_pairs, None)] + [slice(n_pairs)] * (n_pairs > 0)
+    expected = max(np.average(rest[group] ** 2, weights=weight[group]) for group in groups)
+    assert left_over(rest, weight, n_pairs) == pytest.approx(expected)
+    assert left_over(0 * rest, weight, n_pairs) > 0
+
+
 @given(st.integers(1, 60))
 def test_a_quadratic_has_a_number_for_every_product_of_two_parameters_at_most(n):
     assert unknowns(n, full=True) == sum(1 for _ in combinations_with_replacement(range(n + 1), 2))
@@ -479,7 +521,7 @@ def test_episodes_of_a_belief_long_gone_do_not_hide_what_is_left(rng, full):
     st.sampled_from([1.0, 2.0, 1e6]),
 )
 def test_skill_counts_as_episodes_come_in_and_before_what_is_explained_here(skill, unexplained, n_kept, wide):
-    fit = Fit(*(np.empty(0) for _ in range(5)), skill, 1.0, max(unexplained, 1e-300), 0.0)
+    fit = Fit(*(np.empty(0) for _ in range(5)), skill, 1.0, max(unexplained, 1e-300), 0.0, 0.0)
     chances = odds(fit, n_kept, wide)
     here = min(skill, 1 - unexplained)
     assert here / (1 - here) * (1 - 1e-9) <= chances <= skill / (1 - skill) * (1 + 1e-9)
@@ -645,7 +687,7 @@ def test_the_prior_learns_in_noise_which_parameters_matter():
             optimizer.tell(theta, -np.square(theta[:, [3, 30, 50]] - 1).sum(1) + 0.3 * rng.standard_normal(8))
         weights += optimizer._state.memory[1] / 6
     assert set(np.argsort(weights)[-3:]) == {3, 30, 50}
-    assert weights[[3, 30, 50]].min() > 1.12 > np.sort(weights)[-4]
+    assert weights[[3, 30, 50]].min() > 1.09 > np.sort(weights)[-4]
 
 
 @pytest.mark.parametrize("full", [True, False])

@@ -150,7 +150,8 @@ class Fit(NamedTuple):
     """The surrogate: gradient g (n,), curvature H, how well it predicts, and the amplitudes t (6,).
 
     `variance` is that of a return under the belief, in the same units, of which `unexplained` is not the
-    surrogate's. `hidden` is the share of the measured noise in what the likelihood takes for a remainder.
+    surrogate's, and `nearby` what is unexplained of episodes that are about as far away as new ones.
+    `hidden` is the share of the measured noise in what the likelihood takes for a remainder.
     `found` and `wanted` (n,) are what the slope of each parameter explains, and what it ought to if V is
     right: where the episodes tell the slope they are about 1, and 0 where they do not.
     """
@@ -163,6 +164,7 @@ class Fit(NamedTuple):
     skill: float
     variance: float
     unexplained: float
+    nearby: float
     hidden: float
 
 
@@ -294,7 +296,7 @@ def learn(
             ratio = np.clip(memory.spread[0] / max(spread, 1e-300), 1e-70, 1e70)
             t = memory.amplitudes * ratio**2
     V = prior_shape(W, r, std, rotation)
-    fit = fit_surrogate(z, y, twins, V, t, std, rotation, noise_variance(noise, spread))
+    fit = fit_surrogate(z, y, twins, V, t, std, rotation, noise_variance(noise, spread), exploration)
     unit = math.sqrt(fit.variance)
     g, H, Q = fit.gradient / unit, fit.hessian / unit, fit.skill
     h, axes = np.linalg.eigh(H) if full else (H, None)
@@ -314,9 +316,10 @@ def learn(
         # each direction has its share of the held-out error: where the slope is no more, a step is about 1
         doubt = math.sqrt((1 - Q) / n)
         share = noise_share(noise, fit.unexplained, spread)
-        # held-out returns suffer from what episodes do not tell, too, and the likelihood takes ruggedness for
-        # curvature: both have a say where the episodes can tell a quadratic, and else the first alone
-        look = share ** (1 - told_all / 2) * fit.hidden ** (told_all / 2)
+        # held-out returns suffer from what episodes do not tell, too, the more the further away they are, and
+        # the likelihood takes ruggedness for curvature: both have a say where the episodes can tell a
+        # quadratic, and else the first alone
+        look = noise_share(noise, fit.nearby, spread) ** (1 - told_all / 2) * fit.hidden ** (told_all / 2)
         # without skill, by the share of new episodes: noise must not stop the search for good
         bound = max(odds(fit, len(y), wide), n_new / max(FEWEST_KEPT, len(y)))
         # and by their number as far as what is unexplained (no more than all) is no noise: they are too few
@@ -478,11 +481,13 @@ def fit_surrogate(
     std: FloatArray,
     rotation: FloatArray | None = None,
     measured: float = 0.0,
+    exploration: FloatArray | None = None,
 ) -> Fit:
     """Fit the quadratic to whitened samples (N, n) and standardised returns y (N,).
 
     Parameters are x = R diag(s) z, with the standard deviations s (n,) and the rotation R (n, n) or None;
-    `measured` is the variance of the noise of y.
+    `measured` is the variance of the noise of y, `exploration` (n,) by how much new samples vary more than
+    the belief.
     """
     (N, n), full = z.shape, V.ndim == 2
     zV = z @ V if full else z * V
@@ -568,9 +573,12 @@ def fit_surrogate(
     weight = 1 / np.concatenate([odd_noise, odd_noise + 2 * used[4] * of_both, scatter[alone]])
     rest = twins.parts(left_out)
     skill = held_out_skill(twins.parts(y), rest, twins.parts(np.ones(N)), weight)
-    P = first.size
-    odd, even = np.square(rest[:P]) @ weight[:P], np.square(rest[P:]) @ weight[P:]
-    unexplained = max(float(odd / weight[:P].sum()) if P else 0.0, float(even / weight[P:].sum()))
+    unexplained = nearby = left_over(rest, weight, first.size)
+    if measured > 0:
+        if exploration is not None:
+            near = nearness(remoteness(np.square(z) @ (1 / exploration)))
+        of_pair = (near[first] + near[second]) / 2
+        nearby = left_over(rest, weight * np.concatenate([of_pair, of_pair, near[alone]]), first.size)
 
     tilt = 2 * used[2] * float(alpha @ q) / math.sqrt(2 * n)
     # found and wanted: derivatives of the likelihood by the relevance of parameters, in units of the prior
@@ -590,10 +598,18 @@ def fit_surrogate(
         found, wanted = (
             used[0] * V * a + 2 * used[1] * b for a, b in zip(by_slope, by_curvature, strict=True)
         )
-    unexplained = max(unexplained, 1e-300)
     variance_of_returns = float(g @ g + np.square(H).sum() / 2) + unexplained
     hidden = hidden_share(used, measured)
-    return Fit(g, H, found, wanted, t, skill, variance_of_returns, unexplained, hidden)
+    return Fit(g, H, found, wanted, t, skill, variance_of_returns, unexplained, nearby, hidden)
+
+
+def left_over(rest: FloatArray, weight: FloatArray, n_pairs: int) -> float:
+    """Mean square of residuals (N,), of which `n_pairs` are odd parts: of these or of the others, if more."""
+    odd, even = slice(n_pairs), slice(n_pairs, None)
+    first, second = (np.square(rest[part]) @ weight[part] for part in (odd, even))
+    return max(
+        float(first / weight[odd].sum()) if n_pairs else 0.0, float(second / weight[even].sum()), 1e-300
+    )
 
 
 def hidden_share(amplitudes: FloatArray, noise: float) -> float:
