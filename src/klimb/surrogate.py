@@ -317,9 +317,11 @@ def learn(
         doubt = math.sqrt((1 - Q) / n)
         share = noise_share(noise, fit.unexplained, spread)
         # held-out returns suffer from what episodes do not tell, too, the more the further away they are, and
-        # the likelihood takes ruggedness for curvature: both have a say where the episodes can tell a
-        # quadratic, and else the first alone
-        look = noise_share(noise, fit.nearby, spread) ** (1 - told_all / 2) * fit.hidden ** (told_all / 2)
+        # the likelihood takes ruggedness for curvature: near ones and it have a say where the episodes can
+        # tell a quadratic, and else near and far ones alike
+        near = noise_share(noise, fit.nearby, spread)
+        held_out = (near ** (1 + told_all) * share ** (1 - told_all)) ** 0.5
+        look = held_out ** (1 - told_all / 2) * fit.hidden ** (told_all / 2)
         # without skill, by the share of new episodes: noise must not stop the search for good
         bound = max(odds(fit, len(y), wide), n_new / max(FEWEST_KEPT, len(y)))
         # and by their number as far as what is unexplained (no more than all) is no noise: they are too few
