@@ -576,7 +576,7 @@ def fit_surrogate(
     rest = twins.parts(left_out)
     skill = held_out_skill(twins.parts(y), rest, twins.parts(np.ones(N)), weight)
     unexplained = nearby = left_over(rest, weight, first.size)
-    if measured > 0:
+    if measured > 0:  # further away few episodes tell what to expect, and that is no noise
         if exploration is not None:
             near = nearness(remoteness(np.square(z) @ (1 / exploration)))
         of_pair = (near[first] + near[second]) / 2
