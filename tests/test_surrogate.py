@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from samples import hardship
+from samples import Column, gap, hardship
 from scipy import optimize, stats
 
 import klimb
@@ -392,11 +392,9 @@ def test_in_noise_flat_directions_are_followed_once_steep_ones_are_known():
 def test_in_noise_directions_that_few_episodes_tell_do_not_close_in_with_the_others(seed):
     """Four of 20, a million times steeper one way than another; noise is larger than what is left by far."""
     options = {"n_parameters": 20, "n_effective": 4, "rotated": True}
-    quiet = klimb.make_task("ellipsoid", **options)
-    gap = -float(quiet.evaluate(np.zeros((1, 20)))[0])
-    noisy = klimb.make_task("ellipsoid", **options, noise=0.01 * gap)
+    noisy, quiet = Column("ellipsoid", options, noisy=True).tasks()
     found = klimb.maximize(noisy, mean=np.zeros(20), std=noisy.initial_std, episodes=500, seed=seed)
-    assert -quiet.evaluate(found.optimizer.mean[None])[0] < 0.002 * gap
+    assert -quiet.evaluate(found.optimizer.mean[None])[0] < 0.002 * gap(quiet)
 
 
 @pytest.mark.parametrize("wide", [False, True])
@@ -682,12 +680,12 @@ def test_the_prior_learns_in_noise_which_parameters_matter():
     for seed in range(6):  # single runs err now and then
         optimizer = klimb.Optimizer(klimb.auto("diagonal"), mean=np.zeros(60), std=1.0, seed=seed)
         rng = np.random.default_rng(seed)
-        for _ in range(100):
+        for _ in range(60):  # the optimum is known then, and the weights begin to fall back to 1
             theta = optimizer.ask(8)
             optimizer.tell(theta, -np.square(theta[:, [3, 30, 50]] - 1).sum(1) + 0.3 * rng.standard_normal(8))
         weights += optimizer._state.memory[1] / 6
     assert set(np.argsort(weights)[-3:]) == {3, 30, 50}
-    assert weights[[3, 30, 50]].min() > 1.09 > np.sort(weights)[-4]
+    assert weights[[3, 30, 50]].min() > 1.12 > np.sort(weights)[-4]
 
 
 @pytest.mark.parametrize("full", [True, False])
