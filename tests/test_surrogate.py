@@ -311,6 +311,7 @@ def test_where_many_episodes_are_unexplained_the_belief_closes_in_at_half_the_pa
             np.array([1e-3, 1e-3, 1, 1, 1, 0]),
             np.ones(1),
             np.zeros(n),
+            np.ones(1),
         )
         learned = learn(prior, z, returns, matched(np.zeros(N, dtype=np.int64)), full, memory, 8, measured)
         closed[N, noise] = np.log(learned.posterior.variances).mean()
@@ -444,6 +445,7 @@ def test_nothing_closes_in_while_all_is_explained_and_the_way_is_long(rng, full)
         np.array([1e-3, 1e3, 1e3, 1e-6, 1e-6, 1e3]),
         np.ones(1),
         np.zeros(n),
+        np.ones(1),
     )
 
     def entropy_and_step(distance):
@@ -595,6 +597,7 @@ def test_what_opens_along_the_way_is_that_direction_alone_and_within_the_bound(r
             np.array([1.0, 1e-9, 1e-9, 1e-9, 1e-9, 1e-9]),
             np.ones(1),
             np.eye(n)[1] * length,
+            np.ones(1),
         )
         learned = learn(prior, z, returns, in_pairs(200), True, memory, 8, np.zeros(1))
         posterior[length] = learned.posterior

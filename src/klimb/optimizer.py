@@ -27,7 +27,9 @@ from klimb.updates import RULES, UpdateInfo
 T = TypeVar("T", Gaussian, Episodes)
 
 FORMAT = "klimb-optimizer"
-FORMAT_VERSION = 3  # 1 had no kept episodes, 2 did not begin anew; they are read as well
+FORMAT_VERSION = (
+    4  # 1 had no kept episodes, 2 did not begin anew, 3 did not look around; they are read as well
+)
 
 
 class Optimizer:
@@ -189,29 +191,15 @@ class Optimizer:
         return written(self._write)
 
     def _write(self, file: IO[bytes]) -> None:
-        state = self._state
+        described, arrays = taken_apart(self._state)
         header = {
             "format": FORMAT,
             "version": FORMAT_VERSION,
             "algorithm": _describe(self._algorithm),
             "seed": self._seed,
-            "iteration": state.iteration,
             "asked": self._asked,
-            "attempt": state.attempt,
-            "ahead": state.ahead,
-            "found": None if state.found is None else state.found.level,
-            "start": None if state.start is None else state.start.level,
+            **described,
         }
-        arrays = plain_arrays(state.belief)
-        arrays |= {f"memory_{index}": array for index, array in enumerate(state.memory)}
-        if state.exploration is not None:
-            arrays["exploration"] = state.exploration
-        if state.kept is not None:
-            arrays |= plain_arrays(state.kept, "kept_")
-        if state.found is not None:
-            arrays |= plain_arrays(state.found.belief, "found_")
-        if state.start is not None:
-            arrays |= {"start_mean": state.start.mean, "start_std": state.start.std}
         put_arrays(file, header, arrays)
 
     @classmethod
@@ -252,32 +240,15 @@ class Optimizer:
                 f"{FORMAT_VERSION}); upgrade klimb."
             )
         try:
-            memory = tuple(
-                arrays[f"memory_{index}"] for index in range(sum("memory_" in name for name in arrays))
-            )
             optimizer = cls.__new__(cls)
             optimizer._algorithm = _restore(header["algorithm"], effectiveness)
             optimizer._seed = header["seed"]
-            kept = from_arrays(Episodes, arrays, "kept_") if "kept_theta" in arrays else None
-            belief, found, start = from_arrays(Gaussian, arrays), None, None
-            if header.get("found") is not None:
-                found = Found(from_arrays(Gaussian, arrays, "found_"), header["found"])
-            if header.get("start") is not None:
-                start = Start(arrays["start_mean"], arrays["start_std"], header["start"])
-            elif version < 3 and memory and optimizer._algorithm.name == "auto":
+            state = put_together(header, arrays)
+            if version < 3 and state.memory and optimizer._algorithm.name == "auto":
                 # where it began is not known: it will not begin anew
-                memory, start = memory[:-1], Start(belief.mean, memory[-1], math.nan)
-            optimizer._state = State(
-                belief,
-                header["iteration"],
-                arrays.get("exploration"),
-                memory,
-                kept,
-                header.get("attempt", 0),
-                found,
-                header.get("ahead", True),
-                start,
-            )
+                start = Start(state.belief.mean, state.memory[-1], math.nan)
+                state = replace(state, memory=state.memory[:-1], start=start)
+            optimizer._state = state
             optimizer._asked = header["asked"]
         except (KeyError, TypeError) as error:
             raise ValueError(f"{path} is damaged: {error} is missing or wrong.") from None
@@ -320,6 +291,58 @@ def get_arrays(file: IO[bytes], kind: str) -> tuple[dict[str, Any], dict[str, ND
     if header["format"] != kind:
         raise ValueError("another format")
     return header, arrays
+
+
+def taken_apart(state: State, prefix: str = "") -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+    """A state as plain data and as arrays by their names."""
+    plain: dict[str, Any] = {
+        "iteration": state.iteration,
+        "attempt": state.attempt,
+        "ahead": state.ahead,
+        "looking": state.looking,
+        "found": None if state.found is None else state.found.level,
+        "start": None if state.start is None else state.start.level,
+        "aside": None,
+    }
+    arrays = plain_arrays(state.belief, prefix)
+    arrays |= {f"{prefix}memory_{index}": array for index, array in enumerate(state.memory)}
+    if state.exploration is not None:
+        arrays[f"{prefix}exploration"] = state.exploration
+    if state.kept is not None:
+        arrays |= plain_arrays(state.kept, f"{prefix}kept_")
+    if state.found is not None:
+        arrays |= plain_arrays(state.found.belief, f"{prefix}found_")
+    if state.start is not None:
+        arrays |= {f"{prefix}start_mean": state.start.mean, f"{prefix}start_std": state.start.std}
+    if state.aside is not None:
+        plain["aside"], others = taken_apart(state.aside, f"{prefix}aside_")
+        arrays |= others
+    return plain, arrays
+
+
+def put_together(plain: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], prefix: str = "") -> State:
+    """What :func:`taken_apart` made; earlier versions left out what they did not have."""
+    found = start = aside = None
+    if plain.get("found") is not None:
+        found = Found(from_arrays(Gaussian, arrays, f"{prefix}found_"), plain["found"])
+    if plain.get("start") is not None:
+        start = Start(arrays[f"{prefix}start_mean"], arrays[f"{prefix}start_std"], plain["start"])
+    if plain.get("aside") is not None:
+        aside = put_together(plain["aside"], arrays, f"{prefix}aside_")
+    n_remembered = sum(name.startswith(f"{prefix}memory_") for name in arrays)
+    return State(
+        from_arrays(Gaussian, arrays, prefix),
+        plain["iteration"],
+        arrays.get(f"{prefix}exploration"),
+        tuple(arrays[f"{prefix}memory_{index}"] for index in range(n_remembered)),
+        from_arrays(Episodes, arrays, f"{prefix}kept_") if f"{prefix}kept_theta" in arrays else None,
+        plain.get("attempt", 0),
+        found,
+        plain.get("ahead", True),
+        start,
+        plain.get("looking", 0),
+        aside,
+    )
 
 
 def plain_arrays(value: Gaussian | Episodes, prefix: str = "") -> dict[str, NDArray[Any]]:

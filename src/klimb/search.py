@@ -59,11 +59,15 @@ REPEATING, EPISODES_BETWEEN = 4, 24
 MOST_AT_ONCE = 2000
 
 # A search has come to its end where the returns differ by less than this share of what was gained, and get no
-# better by more than so many standard errors; or by less than the second share, the rest being rounding.
+# better by more than so many standard errors; or by less than the second share, the rest being rounding; or
+# where so many of their standard deviations are missing to what was found before.
 CLOSED_IN, TELLING = 0.01, 2.0
 ROUNDING = 1e-12
-# The next one closes in so many times as slowly.
-SLOWER = 4.0
+BEATEN = 10.0
+# Then it looks around for so many episodes, and so many per parameter at least; each time so many times as
+# long as the time before. The next one begins with a belief so many times as wide as what that has told.
+LOOKING, LOOKING_PER_PARAMETER, LONGER = 600, 4, 2
+MARGIN = 1.5
 
 # In noise, samples of the surrogate are so many times as wide as the belief at most.
 WIDEST = 50.0
@@ -273,6 +277,10 @@ class State:
         Whether this one is better than that by now.
     start
         How this one began, where the surrogate has to know; None before its first update.
+    looking
+        For how many episodes it still looks around, taking ruggedness for noise; 0 where it closes in.
+    aside
+        The search that looked around, while another closes in on what it saw; None where there is none.
     """
 
     belief: Gaussian
@@ -284,6 +292,8 @@ class State:
     found: Found | None = None
     ahead: bool = True
     start: Start | None = None
+    looking: int = 0
+    aside: State | None = None
 
     @property
     def best(self) -> Gaussian:
@@ -329,7 +339,7 @@ def asks_mean(search: Search, state: State) -> bool:
 
     The surrogate does so now and then, unless what it keeps says that there is no noise.
     """
-    if not isinstance(search.update, RelevanceSurrogate):
+    if not isinstance(search.update, RelevanceSurrogate) or state.looking:
         return False
     if state.kept is None and state.attempt:  # it begins anew
         return True
@@ -352,17 +362,17 @@ def tell(
         fresh = arrange(state.belief, fresh, surrogate)
         episodes = with_kept(state, fresh)
         theta, returns = episodes.theta, episodes.returns
-        noise = measured_noise(returns, episodes.twin)
+        noise = ruggedness(state) if state.looking else measured_noise(returns, episodes.twin)
         n_kept = min(search.keeps(theta.shape[1], bool(noise.any())), returns.size)
         latest = np.arange(returns.size - n_kept, returns.size)
         state = replace(state, kept=episodes.rows(latest) if n_kept else None)
     if (returns == returns[0]).all() or (surrogate and (theta == theta[0]).all()):
         info = UpdateInfo(informative=False, attempt=state.attempt)
         state = replace(state, iteration=state.iteration + 1)
-        return (perhaps_anew(search, state, fresh.returns.size) if surrogate else state), info
+        return (next_turn(search, state, fresh.returns.size) if surrogate else state), info
     if isinstance(search.update, RelevanceSurrogate):
         state, info = follow_surrogate(search.full, state, episodes, noise, fresh.returns.size)
-        return perhaps_anew(search, state, fresh.returns.size), info
+        return next_turn(search, state, fresh.returns.size), info
     belief, memory = state.belief, state.memory
     rng_seed = np.random.SeedSequence(seed, spawn_key=(state.iteration, 1))
     local = belief.to_local(theta)
@@ -448,7 +458,6 @@ def follow_surrogate(
     if rotation is not None:
         local[:, belief.mixed] = local[:, belief.mixed] @ rotation
     twins = matched(episodes.twin)
-    slower = SLOWER**-state.attempt
     learned = learn(
         prior,
         local,
@@ -458,7 +467,6 @@ def follow_surrogate(
         memory,
         n_new,
         noise,
-        slower,
         state.exploration,
         rotation,
     )
@@ -493,26 +501,73 @@ def wide_look(belief: Gaussian, start: Start, noise: float) -> FloatArray | None
     return factors
 
 
-def perhaps_anew(search: Search, state: State, n_new: int) -> State:
-    """Begin anew if the search has come to its end; what it found is kept until there is something better.
+def ruggedness(state: State) -> FloatArray:
+    """Variance of the returns that no quadratic explains, as if it were noise, and measured by all pairs.
 
-    The next one begins as the first did, with other random numbers, and closes in more slowly: it sees more
-    of a rugged landscape. With noise nothing is at its end, nor is it where so many of the kept episodes are
-    new that these do not tell.
+    Seen from afar it is: valleys that are narrow against the spread of the samples differ from what is smooth
+    by now more, now less, and an average over many samples tells what is beneath.
+    """
+    if state.kept is None or len(state.memory) != len(Memory._fields):
+        return np.empty(0)
+    memory = Memory(*state.memory)
+    with np.errstate(over="ignore"):
+        return np.full(state.kept.returns.size // 2, float(memory.rest[0] * memory.spread[0] ** 2))
+
+
+def next_turn(search: Search, state: State, n_new: int) -> State:
+    """Go on, or look around where the search has come to its end, or close in on what was seen.
+
+    What was found is kept until there is something better. With noise nothing is at its end, nor is it where
+    so many of the kept episodes are new that these do not tell.
     """
     kept, start = state.kept, state.start
-    if kept is None or start is None or kept.returns.size < search.keeps(kept.theta.shape[1], noisy=False):
+    if kept is not None and kept.returns.size >= search.keeps(kept.theta.shape[1], noisy=False):
+        half = kept.returns.size // 2
+        earlier, later = kept.returns[:half], kept.returns[half:]
+        best = -math.inf if state.found is None else state.found.level
+        level = average(later)
+        state = replace(state, ahead=state.found is None or level > best)
+        known = 4 * n_new <= kept.returns.size and noiseless(measured_noise(kept.returns, kept.twin))
+        if known and not state.looking and start is not None and at_end(earlier, later, start.level, best):
+            return looking_around(state, level)
+    if not state.looking:
         return state
-    half = kept.returns.size // 2
-    earlier, later = kept.returns[:half], kept.returns[half:]
-    level = average(later)
-    state = replace(state, ahead=state.found is None or level > state.found.level)
-    known = 4 * n_new <= kept.returns.size and noiseless(measured_noise(kept.returns, kept.twin))
-    if not (known and at_end(earlier, later, start.level)):
-        return state
-    found = Found(state.belief, level) if state.ahead else state.found
-    anew = diagonal(start.mean, start.std)
-    return State(anew, state.iteration, attempt=state.attempt + 1, found=found, ahead=False)
+    left = max(state.looking - n_new, 0)
+    return replace(state, looking=left) if left else closing_in(state)
+
+
+def looking_around(state: State, level: float) -> State:
+    """Look at the landscape as a whole: as the search began, or where it stopped looking the time before.
+
+    What the search at its end has come to is kept if its `level` is the best so far.
+    """
+    looker, start = state.aside, state.start
+    if looker is None and start is not None:
+        looker = State(diagonal(start.mean, start.std))
+    assert looker is not None
+    turn = max(LOOKING, LOOKING_PER_PARAMETER * looker.belief.n_parameters) * LONGER**state.attempt
+    return replace(
+        looker,
+        iteration=state.iteration,
+        attempt=state.attempt + 1,
+        found=Found(state.belief, level) if state.ahead else state.found,
+        ahead=False,
+        looking=turn,
+    )
+
+
+def closing_in(looker: State) -> State:
+    """A search that begins with what was seen of the landscape as a whole, somewhat less sure of it."""
+    view = replace(looker.belief, variances=MARGIN**2 * looker.belief.variances)
+    found = looker.found
+    return State(
+        view,
+        looker.iteration,
+        attempt=looker.attempt,
+        found=found,
+        ahead=False,
+        aside=replace(looker, found=None),
+    )
 
 
 def average(returns: FloatArray) -> float:
@@ -521,18 +576,19 @@ def average(returns: FloatArray) -> float:
         return float(returns.mean())
 
 
-def at_end(earlier: FloatArray, later: FloatArray, first: float) -> bool:
+def at_end(earlier: FloatArray, later: FloatArray, first: float, found: float = -math.inf) -> bool:
     """Whether returns (k,) are no longer better than earlier ones, and closing in will not make them so.
 
-    `first` is the level that the search began with. A search that creeps along a valley gets better by far
-    more than the returns of an update differ.
+    `first` is the level that the search began with, `found` the best level before it. A search that creeps
+    along a valley gets better by far more than the returns of an update differ.
     """
     largest = max(float(np.abs(earlier).max()), float(np.abs(later).max()), abs(first), 1e-300)
     before, now = earlier / largest, later / largest
     level, spread = float(now.mean()), float(now.std())
     gain, better = level - first / largest, level - float(before.mean())
     error = math.sqrt((float(before.var()) + spread**2) / now.size)
-    return spread < CLOSED_IN * gain and (better <= TELLING * error or spread < ROUNDING * gain)
+    beaten = level + BEATEN * spread < found / largest
+    return spread < CLOSED_IN * gain and (better <= TELLING * error or spread < ROUNDING * gain or beaten)
 
 
 def by_parameter(belief: Gaussian, seen: FloatArray, unit: FloatArray) -> FloatArray:

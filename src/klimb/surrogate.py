@@ -124,6 +124,8 @@ class Memory(NamedTuple):
         That spread.
     way : (n,)
         Where the mean went, in the whitened coordinates of the belief, but as long as it was in those before.
+    rest : (1,)
+        What was unexplained of held-out returns, in units of the squared spread.
     """
 
     relevance: FloatArray
@@ -131,6 +133,7 @@ class Memory(NamedTuple):
     amplitudes: FloatArray
     spread: FloatArray
     way: FloatArray
+    rest: FloatArray
 
 
 class Learned(NamedTuple):
@@ -256,7 +259,6 @@ def learn(
     memory: Memory | None,
     n_new: int,
     noise: FloatArray,
-    slower: float = 1.0,
     exploration: FloatArray | None = None,
     rotation: FloatArray | None = None,
 ) -> Learned:
@@ -278,8 +280,6 @@ def learn(
         How many of the episodes are new.
     noise : (P,)
         Variance of the noise of a return, as often as it was measured.
-    slower
-        Closing in goes this share of its way.
     exploration : (n,)
         By how much the new samples vary more than the belief along each coordinate; None: not at all.
     rotation : (n, n)
@@ -341,7 +341,7 @@ def learn(
             if noise.any():  # noise looks like a slope now and then: believe what held-out returns confirm,
                 scale *= Q * min(1.0, float(climbed @ climbed))  # and what leads out of the belief
         else:  # what many episodes leave unexplained, and is no noise, is rugged: there are valleys to choose
-            scale *= slower * (1 - HESITATION * (1 - Q) * certain * many)
+            scale *= 1 - HESITATION * (1 - Q) * certain * many
     # the target: as much of the curvature as the skill supports, positive definite by construction
     explained = float(g @ g + np.square(h).sum() / 2)
     phi = min(1.0, Q / explained) if explained > 0 else 0.0
@@ -385,7 +385,7 @@ def learn(
         W = blend(W, seen, rate) / p
         posterior = unmixed(std * d, np.square(std) / p)
         way = np.zeros(n)
-    memory = Memory(W / total(W), r, fit.amplitudes, np.array([spread]), way)
+    memory = Memory(W / total(W), r, fit.amplitudes, np.array([spread]), way, np.array([fit.unexplained]))
     return Learned(posterior, memory, seen, look, eta, Q)
 
 
