@@ -33,6 +33,7 @@ from klimb.surrogate import (
     nearness,
     no_noise,
     noise_share,
+    noise_variance,
     odds,
     on_plateau,
     prior_shape,
@@ -709,10 +710,13 @@ def test_noise_keeps_the_slope_in_the_prior_only_as_far_as_it_is_what_is_unexpla
 
 
 def test_noise_is_a_share_of_what_is_unexplained():
-    assert noise_share(NOT_MEASURED, 0.5, 2.0) == 0
-    assert noise_share(np.array([0.2, 0.6]), 0.5, 2.0) == pytest.approx(0.4 / (0.5 * 2.0**2))
-    assert noise_share(np.array([1e308, 1e308]), 0.5, 2.0) == 1  # no warning either
-    assert noise_share(np.array([np.inf, 0.0]), 1e-300, 1e-150) == 1
+    def share(noise, unexplained, spread):
+        return noise_share(noise_variance(noise, spread), unexplained)
+
+    assert share(NOT_MEASURED, 0.5, 2.0) == 0
+    assert share(np.array([0.2, 0.6]), 0.5, 2.0) == pytest.approx(0.4 / (0.5 * 2.0**2))
+    assert share(np.array([1e308, 1e308]), 0.5, 2.0) == 1  # no warning either
+    assert share(np.array([np.inf, 0.0]), 1e-300, 1e-150) == 1
 
 
 @given(st.integers(1, 50), st.floats(0, 1))

@@ -10,7 +10,7 @@ to be had anew page by page: a fifth of the time of an update.
 from __future__ import annotations
 
 import functools
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np  # its BLAS must be loaded before threadpoolctl looks for it
 import scipy.linalg  # noqa: F401  (scipy brings one of its own)
@@ -28,5 +28,8 @@ def _controller() -> ThreadpoolController:
 
 def single_threaded() -> AbstractContextManager[object]:
     """A context in which BLAS uses one thread; what was set before is restored after it."""
-    context: AbstractContextManager[object] = _controller().limit(limits=1, user_api="blas")
+    controller = _controller()
+    if all(library.num_threads == 1 for library in controller.lib_controllers if library.user_api == "blas"):
+        return nullcontext()  # to set and restore it takes a tenth of a millisecond
+    context: AbstractContextManager[object] = controller.limit(limits=1, user_api="blas")
     return context

@@ -188,7 +188,7 @@ class Gaussian:
         mixed, rotation = self.mixed, self.rotation
         if local.mixed.size:
             turned = block[local.mixed]
-            mixed = np.union1d(self.mixed, turned)
+            mixed = turned if turned.size == self.n_parameters else np.union1d(self.mixed, turned)
             rotation = self._rotation_on(mixed)
             if turned.size == mixed.size:
                 rotation = rotation @ local.rotation
@@ -211,6 +211,12 @@ def diagonal(mean: ArrayLike, std: ArrayLike) -> Gaussian:
     if not ((std >= low) & (std <= high)).all():
         raise ValueError(f"std must lie between {low:g} and {high:g} everywhere, but {std} came.")
     return unmixed(mean, np.broadcast_to(np.square(std), mean.shape).copy())
+
+
+def on_diagonal(matrix: FloatArray) -> FloatArray:
+    """The diagonal of a square matrix, as a view to write to."""
+    diagonal: FloatArray = np.einsum("ii->i", matrix)
+    return diagonal
 
 
 def unmixed(mean: FloatArray, variances: FloatArray) -> Gaussian:
@@ -267,7 +273,7 @@ def from_whitened(
     """
     scaled = rows * std
     covariance = scaled.T @ scaled
-    covariance[np.diag_indices_from(covariance)] += ridge * np.square(std)
+    on_diagonal(covariance)[:] += ridge * np.square(std)
     variances, rotation = np.linalg.eigh(covariance)
     exact = log_det + 2 * np.log(std).sum()
     if variances[0] <= 0 or abs(np.log(variances).sum() - exact) > 1e-10:

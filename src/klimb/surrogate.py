@@ -34,7 +34,7 @@ from scipy.linalg import lapack
 
 from klimb._validation import FloatArray, IntArray
 from klimb.fitting import largest_step
-from klimb.gaussian import Gaussian, from_whitened, unmixed
+from klimb.gaussian import Gaussian, from_whitened, on_diagonal, unmixed
 
 # Episodes that are kept: 2 n, enough for a gradient twice over, but so many at least and at most. A quadratic
 # of 20 parameters has 231 unknowns; the time that an update takes grows with the third power.
@@ -192,8 +192,8 @@ def find_twins(z: FloatArray) -> IntArray:
             twin += TWICE if repeated[place] else MIRRORING  # the mean itself does both
             place += 1
         place += 1
-    alone = np.setdiff1d(np.arange(len(z)), paired)
-    return np.array([[*paired, *alone], [*twin, *np.zeros(alone.size)]], dtype=np.int64)
+    alone = sorted(set(range(len(z))).difference(paired))
+    return np.array([[*paired, *alone], [*twin, *[0] * len(alone)]], dtype=np.int64)
 
 
 def measured_noise(returns: FloatArray, twin: IntArray) -> FloatArray:
@@ -217,9 +217,9 @@ def noiseless(noise: FloatArray) -> bool:
     return noise.size > 0 and not noise.any()
 
 
-def noise_share(noise: FloatArray, unexplained: float, spread: float) -> float:
-    """What the measurements of noise (P,) make up of what is unexplained, in units of the spread squared."""
-    return min(1.0, noise_variance(noise, spread) / unexplained)
+def noise_share(measured: float, unexplained: float) -> float:
+    """What the noise makes up of what is unexplained, both of them variances."""
+    return min(1.0, measured / unexplained)
 
 
 def largest_share(noise: FloatArray, share: float) -> float:
@@ -295,8 +295,8 @@ def learn(
         with np.errstate(over="ignore"):  # whatever the change of scale, the fit brings them back in range
             ratio = np.clip(memory.spread[0] / max(spread, 1e-300), 1e-70, 1e70)
             t = memory.amplitudes * ratio**2
-    V = prior_shape(W, r, std, rotation)
-    fit = fit_surrogate(z, y, twins, V, t, std, rotation, noise_variance(noise, spread), exploration)
+    V, measured = prior_shape(W, r, std, rotation), noise_variance(noise, spread)
+    fit = fit_surrogate(z, y, twins, V, t, std, rotation, measured, exploration)
     unit = math.sqrt(fit.variance)
     g, H, Q = fit.gradient / unit, fit.hessian / unit, fit.skill
     h, axes = np.linalg.eigh(H) if full else (H, None)
@@ -315,18 +315,18 @@ def learn(
     else:
         # each direction has its share of the held-out error: where the slope is no more, a step is about 1
         doubt = math.sqrt((1 - Q) / n)
-        share = noise_share(noise, fit.unexplained, spread)
+        share = noise_share(measured, fit.unexplained)
         # held-out returns suffer from what episodes do not tell, too, the more the further away they are, and
         # the likelihood takes ruggedness for curvature: near ones and it have a say where the episodes can
         # tell a quadratic, and else near and far ones alike
-        near = noise_share(noise, fit.nearby, spread)
+        near = noise_share(measured, fit.nearby)
         held_out = (near ** (1 + told_all) * share ** (1 - told_all)) ** 0.5
         look = held_out ** (1 - told_all / 2) * fit.hidden ** (told_all / 2)
         # without skill, by the share of new episodes: noise must not stop the search for good
         bound = max(odds(fit, len(y), wide), n_new / max(FEWEST_KEPT, len(y)))
         # and by their number as far as what is unexplained (no more than all) is no noise: they are too few
         few = max(NATS_PER_EPISODE * n_new, NATS_PER_PARAMETER * (n / len(y) - 1))
-        certain = no_noise(noise, noise_share(noise, min(1.0, fit.unexplained), spread))
+        certain = no_noise(noise, noise_share(measured, min(1.0, fit.unexplained)))
         bound = max(bound, certain**2 * few)
         # what noise hides is no reason for doubt: the filter below goes as far as it tells
         bound, doubt = max(bound, NATS_IN_NOISE * share), doubt * (1 - share)
@@ -450,7 +450,7 @@ def prior_shape(W: FloatArray, r: FloatArray, std: FloatArray, rotation: FloatAr
         V *= (1 - EVERYWHERE) / V.sum()
         V += EVERYWHERE / n
         return V
-    V[np.diag_indices(n)] += ALIKE / n
+    on_diagonal(V)[:] += ALIKE / n
     root = np.sqrt(r)
     if rotation is None:
         V *= np.outer(root, root)
@@ -458,7 +458,7 @@ def prior_shape(W: FloatArray, r: FloatArray, std: FloatArray, rotation: FloatAr
         turned = (rotation.T * root) @ rotation * (std[:, None] / std)
         V = turned @ V @ turned.T
     V *= (1 - EVERYWHERE) / np.trace(V)
-    V[np.diag_indices(n)] += EVERYWHERE / n
+    on_diagonal(V)[:] += EVERYWHERE / n
     return V
 
 
@@ -587,7 +587,7 @@ def fit_surrogate(
     if full:
         g = used[0] * (alpha @ zV)
         H = 2 * used[1] * (zV.T * alpha) @ zV
-        H[np.diag_indices(n)] += tilt
+        on_diagonal(H)[:] += tilt
         bends = 2 * used[ALONG] * own * (alpha @ bent)  # of the parameters
         H += np.diag(bends) if frame is None else (frame.T * bends) @ frame
         slopes = np.multiply(linear, 2 * used[1], out=quadratic)
@@ -638,10 +638,10 @@ def explained_by(
 
 def solved(K: FloatArray, scatter: FloatArray, y: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
     """(K + diag)^-1 y, the upper half of that inverse, and the diagonal: a larger one if rounding asks."""
-    places = np.diag_indices_from(K)
-    own = K[places]
+    diagonal = on_diagonal(K)
+    own = diagonal.copy()
     while True:
-        K[places] = own + scatter
+        diagonal[:] = own + scatter
         factor, info = lapack.dpotrf(K.T, lower=True)  # K is symmetric: its transpose lies as LAPACK wants it
         if info == 0:
             break
@@ -660,7 +660,7 @@ def held_out_skill(y: FloatArray, left_out: FloatArray, constant: FloatArray, we
     if size <= 0:
         return 0.0
     share = 1 - float(after.sum()) / size
-    error = math.sqrt(y.size) * float(np.std(before - after - share * before)) / size  # of a ratio
+    error = float(np.linalg.norm(before - after - share * before)) / size  # of a ratio; these sum up to 0
     return min(max(share - error / 2, 0.0), LARGEST_SKILL)
 
 
