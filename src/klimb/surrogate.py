@@ -30,7 +30,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from scipy.linalg import lapack
+from scipy.linalg import blas, lapack
 
 from klimb._validation import FloatArray, IntArray
 from klimb.fitting import largest_step
@@ -363,7 +363,7 @@ def learn(
     rate = n_new / (n_new + 2 * len(y))  # an average over about two lengths of the buffer
     r = reweighted(r, fit.found, fit.wanted, PATIENCE * rate)
     if axes is not None:
-        seen = np.outer(g, g) + H @ H
+        seen = np.outer(g, g) + H @ H.T  # symmetric, and said so: BLAS takes half the time
         W = blend(W, seen, rate)
         rows, step, log_det = axes.T / np.sqrt(p)[:, None], axes @ d, -float(np.log(p).sum())
         if memory is not None and many == 1 and not plateau:
@@ -586,10 +586,10 @@ def fit_surrogate(
     # found and wanted: derivatives of the likelihood by the relevance of parameters, in units of the prior
     if full:
         g = used[0] * (alpha @ zV)
-        H = 2 * used[1] * (zV.T * alpha) @ zV
+        H = weighted_square(zV, 2 * used[1] * alpha)
         on_diagonal(H)[:] += tilt
         bends = 2 * used[ALONG] * own * (alpha @ bent)  # of the parameters
-        H += np.diag(bends) if frame is None else (frame.T * bends) @ frame
+        H += np.diag(bends) if frame is None else weighted_square(frame, bends)
         slopes = np.multiply(linear, 2 * used[1], out=quadratic)
         slopes += used[0]
         found, wanted = (own * part for part in explained_by(x, alpha, inverse, slopes))
@@ -627,13 +627,23 @@ def explained_by(
     `inverse` has the upper half of K^-1.
     """
     if weights is None:
-        found = np.square(alpha @ x)
-        half, middle = inverse, np.diag(inverse)
-    else:
-        parts = x * alpha[:, None]
-        found = np.einsum("ij,ij->j", parts, weights @ parts)
-        half, middle = inverse * weights, np.diag(inverse) * np.diag(weights)
-    return found, 2 * np.einsum("ij,ij->j", x, half @ x) - middle @ np.square(x)
+        return np.square(alpha @ x), quadratic_forms(x, inverse)
+    return quadratic_forms(x * alpha[:, None], weights), quadratic_forms(x, inverse * weights)
+
+
+def quadratic_forms(x: FloatArray, A: FloatArray) -> FloatArray:
+    """x'Ax for each column of x (N, n), where A (N, N) is symmetric; its upper half is enough."""
+    half = blas.dtrmm(1.0, A.T, x.T, side=True, lower=True)  # (n, N): transposed, as BLAS wants all of it
+    forms: FloatArray = 2 * np.einsum("ij,ji->j", x, half) - np.diag(A) @ np.square(x)
+    return forms
+
+
+def weighted_square(rows: FloatArray, weights: FloatArray) -> FloatArray:
+    """rows' diag(weights) rows of (k, n), by products that BLAS knows as symmetric, one for either sign."""
+    rows = rows * np.sqrt(np.abs(weights))[:, None]
+    more, less = rows[weights > 0], rows[weights < 0]
+    square: FloatArray = more.T @ more - less.T @ less
+    return square
 
 
 def solved(K: FloatArray, scatter: FloatArray, y: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
