@@ -418,9 +418,11 @@ def arrange(belief: Gaussian, new: Episodes, pairs: bool) -> Episodes:
     if not pairs:
         return new
     z = local / np.sqrt(belief.variances)
-    nearest = np.sort(np.argsort(np.square(z).sum(1), kind="stable")[:MOST_AT_ONCE])
-    order, twin = find_twins(z[nearest])
-    return replace(new.rows(nearest[order]), twin=twin)
+    if len(z) > MOST_AT_ONCE:
+        nearest = np.sort(np.argsort(np.square(z).sum(1), kind="stable")[:MOST_AT_ONCE])
+        z, new = z[nearest], new.rows(nearest)
+    order, twin = find_twins(z)
+    return Episodes(new.theta[order], new.returns[order], twin)
 
 
 def with_kept(state: State, new: Episodes) -> Episodes:
@@ -453,14 +455,11 @@ def follow_surrogate(
     start = state.start
     if start is None:
         start = Start(belief.mean, belief.std, average(episodes.returns[-n_new:]))
-    local = episodes.theta - belief.mean
     rotation = belief.rotation if belief.mixed.size else None
-    if rotation is not None:
-        local[:, belief.mixed] = local[:, belief.mixed] @ rotation
     twins = matched(episodes.twin)
     learned = learn(
         prior,
-        local,
+        episodes.theta - belief.mean,
         episodes.returns,
         twins,
         full,

@@ -254,7 +254,7 @@ def matched(twin: IntArray) -> Twins:
 
 def learn(
     prior: Gaussian,
-    samples: FloatArray,
+    x: FloatArray,
     returns: FloatArray,
     twins: Twins,
     full: bool,
@@ -270,8 +270,8 @@ def learn(
     ----------
     prior
         The belief in its local coordinates: around 0, with a diagonal covariance.
-    samples : (N, n), returns : (N,)
-        Episodes in local coordinates, not all returns equal.
+    x : (N, n), returns : (N,)
+        Episodes as parameters around the mean of the belief, not all returns equal.
     twins
         Which of them mirror each other.
     full
@@ -288,7 +288,7 @@ def learn(
         Columns are the axes of the local coordinates; None if these are the parameters themselves.
     """
     n, std = prior.n_parameters, np.sqrt(prior.variances)
-    z = samples / std
+    z = (x if rotation is None else x @ rotation) / std
     y, spread = scaled(returns, np.einsum("ij,ij->i", z, z))
     if memory is None:
         W, r, t = (np.eye(n) if full else np.ones(n)) / n, np.ones(n), None
@@ -298,7 +298,7 @@ def learn(
             ratio = np.clip(memory.spread[0] / max(spread, 1e-300), 1e-70, 1e70)
             t = memory.amplitudes * ratio**2
     V, measured = prior_shape(W, r, std, rotation), noise_variance(noise, spread)
-    fit = fit_surrogate(z, y, twins, V, t, std, rotation, measured, exploration)
+    fit = fit_surrogate(z, y, twins, V, t, std, rotation, measured, exploration, x)
     unit = math.sqrt(fit.variance)
     g, H, Q = fit.gradient / unit, fit.hessian / unit, fit.skill
     h, axes = np.linalg.eigh(H) if full else (H, None)
@@ -486,12 +486,13 @@ def fit_surrogate(
     rotation: FloatArray | None = None,
     measured: float = 0.0,
     exploration: FloatArray | None = None,
+    x: FloatArray | None = None,
 ) -> Fit:
     """Fit the quadratic to whitened samples (N, n) and standardised returns y (N,).
 
-    Parameters are x = R diag(s) z, with the standard deviations s (n,) and the rotation R (n, n) or None;
-    `measured` is the variance of the noise of y, `exploration` (n,) by how much new samples vary more than
-    the belief.
+    Parameters are x = R diag(s) z, with the standard deviations s (n,) and the rotation R (n, n) or None, and
+    need not be known; `measured` is the variance of the noise of y, `exploration` (n,) by how much new
+    samples vary more than the belief.
     """
     (N, n), full = z.shape, V.ndim == 2
     zV = z @ V if full else z * V
@@ -500,7 +501,7 @@ def fit_surrogate(
     far = distance > FAR * usual
     if far.any():
         shrink = FAR * usual / distance[far]
-        z, zV, y = z.copy(), zV.copy(), y.copy()
+        z, zV, y, x = z.copy(), zV.copy(), y.copy(), None
         z[far] *= np.sqrt(shrink)[:, None]
         zV[far] *= np.sqrt(shrink)[:, None]
         y[far] *= shrink  # as a quadratic would
@@ -513,12 +514,14 @@ def fit_surrogate(
     np.matmul(zV, z.T, out=linear)
     np.multiply(q[:, None], q, out=isotropic)
     if full:
-        frame, x, own = None, z, np.diag(V)
-        if rotation is not None:  # parameters in units of their standard deviations
+        if rotation is None:
+            frame, x, own = None, z, np.diag(V)
+        else:  # parameters in units of their standard deviations
             frame = rotation * std
-            deviation = np.sqrt(np.square(frame).sum(1))[:, None]
-            frame, back = frame / deviation, deviation * (rotation / std)
-            x, own = z @ frame.T, np.einsum("ij,ij->i", back @ V, back)
+            deviation = np.sqrt(np.square(frame).sum(1))
+            x = (z @ frame.T if x is None else x) / deviation
+            frame, back = frame / deviation[:, None], deviation[:, None] * (rotation / std)
+            own = np.einsum("ij,ij->i", back @ V, back)
         bent = np.square(x) * own
         np.square(linear, out=quadratic)
         np.matmul(bent, bent.T, out=kernels[3])
@@ -548,11 +551,8 @@ def fit_surrogate(
         used = t
         np.matmul(t[signal], flat, out=K.reshape(N * N))
         K += CONSTANT
-        scatter = measured + t[3] * noise
-        scatter[first] += t[4] * of_both  # noise of the even part: shared by twins
-        scatter[second] += t[4] * of_both
-        scatter[alone] += t[4] * of_one
-        K[first, second] += t[4] * of_both
+        scatter = measured + (t[3] + t[4] / 2) * noise
+        K[first, second] += t[4] * of_both  # noise of the even part: shared by twins
         K[second, first] += t[4] * of_both
         alpha, inverse, scatter = solved(K, scatter, y)
         variance, shared = np.diag(inverse), inverse[first, second]
