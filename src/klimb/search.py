@@ -320,17 +320,17 @@ def ask(search: Search, state: State, seed: int, first: int, count: int) -> Floa
     """Samples `first` to `first` + `count` - 1 of this iteration, (count, n)."""
     belief = state.belief
     variances = belief.variances if state.exploration is None else belief.variances * state.exploration
-    noise = np.empty((count, belief.n_parameters))
-    if search.mirrored:  # sample 2k + 1 is the mirror image of sample 2k
-        indices = range(first, first + count)
-        sources = [index // 2 for index in indices]
-        at_mean = 2 if first < 2 and asks_mean(search, state) else 0
-        signs = [0 if index < at_mean else -1 if index % 2 else 1 for index in indices]
-    else:
-        sources, signs = list(range(first, first + count)), [1] * count
-    for row, rng, sign in zip(noise, streams(seed, state.iteration, sources), signs, strict=True):
+    indices = np.arange(first, first + count)
+    sources = indices // 2 if search.mirrored else indices
+    unlike = range(int(sources[0]), int(sources[-1]) + 1)
+    drawn = np.empty((len(unlike), belief.n_parameters))
+    for row, rng in zip(drawn, streams(seed, state.iteration, unlike), strict=True):
         rng.standard_normal(out=row)  # ~ N(0, I)
-        row *= sign
+    noise = drawn[sources - sources[0]]
+    if search.mirrored:  # sample 2k + 1 is the mirror image of sample 2k
+        noise[indices % 2 == 1] *= -1
+        if first < 2 and asks_mean(search, state):
+            noise[indices < 2] = 0
     return belief.shaped(noise, np.sqrt(variances))
 
 

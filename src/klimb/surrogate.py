@@ -727,7 +727,8 @@ def climb(g: FloatArray, h: FloatArray, bound: float) -> FloatArray:
     def half_length(eta: float) -> float:
         if least + eta <= 0:
             return math.inf
-        return 0.5 * float(np.square(slope / (above + eta)).sum())
+        way = slope / (above + eta)
+        return 0.5 * float(way @ way)
 
     d = np.zeros_like(g)
     d[moved] = slope / (above + largest_step(half_length, bound))
