@@ -184,7 +184,7 @@ class Gaussian:
         shift = np.zeros(self.n_parameters)
         shift[block] = local.mean
         variances = self.variances.copy()
-        variances[block] = np.clip(local.variances, SMALLEST_VARIANCE, LARGEST_VARIANCE)
+        variances[block] = local.variances.clip(SMALLEST_VARIANCE, LARGEST_VARIANCE)
         mixed, rotation = self.mixed, self.rotation
         if local.mixed.size:
             turned = block[local.mixed]

@@ -438,9 +438,9 @@ def with_kept(state: State, new: Episodes) -> Episodes:
     if not (np.abs(old.theta - belief.mean).max() * math.sqrt(belief.n_parameters) <= reach):
         old = old.rows(np.flatnonzero(within_reach(belief.to_local(old.theta), belief)))
     return Episodes(
-        np.vstack([old.theta, new.theta]),
-        np.append(old.returns, new.returns),
-        np.append(old.twin, new.twin),
+        np.concatenate([old.theta, new.theta]),
+        np.concatenate([old.returns, new.returns]),
+        np.concatenate([old.twin, new.twin]),
     )
 
 

@@ -295,7 +295,7 @@ def learn(
     else:
         W, r = memory.relevance, memory.weights
         with np.errstate(over="ignore"):  # whatever the change of scale, the fit brings them back in range
-            ratio = np.clip(memory.spread[0] / max(spread, 1e-300), 1e-70, 1e70)
+            ratio = min(max(memory.spread[0] / max(spread, 1e-300), 1e-70), 1e70)
             t = memory.amplitudes * ratio**2
     V, measured = prior_shape(W, r, std, rotation), noise_variance(noise, spread)
     fit = fit_surrogate(z, y, twins, V, t, std, rotation, measured, exploration, x)
@@ -394,7 +394,7 @@ def learn(
 def remoteness(length: FloatArray) -> FloatArray:
     """Squared lengths (N,) in units of what is usual: 1 for the nearest quarter, at most :data:`FAR`."""
     usual = max(float(np.sort(length)[length.size // 4]), 1e-300)
-    return np.clip(length, usual, FAR * usual) / usual
+    return length.clip(usual, FAR * usual) / usual
 
 
 def nearness(remote: FloatArray) -> FloatArray:
@@ -419,7 +419,7 @@ def scaled(returns: FloatArray, length: FloatArray) -> tuple[FloatArray, float]:
     low, high = np.sort(J)[[J.size // 4, (3 * J.size) // 4]]
     if high > low:
         reach = OUTLYING * (high - low) * remote
-        J = np.clip(J, low - reach, high + reach)
+        J = J.clip(low - reach, high + reach)
     near = nearness(remote)
     near /= near.sum()
     J = J - near @ J
@@ -471,8 +471,8 @@ def reweighted(r: FloatArray, found: FloatArray, wanted: FloatArray, rate: float
     under the posterior. Where the episodes do not tell a slope, found and wanted are 0 and r stays.
     """
     factor = 1 / (1 + rate * wanted) + rate * found
-    r = r * np.clip(factor, 1 / LARGEST_FACTOR, LARGEST_FACTOR)
-    weights: FloatArray = np.clip(r / r.mean(), LEAST_RELEVANT, MOST_RELEVANT)
+    r = r * factor.clip(1 / LARGEST_FACTOR, LARGEST_FACTOR)
+    weights: FloatArray = (r / r.mean()).clip(LEAST_RELEVANT, MOST_RELEVANT)
     return weights
 
 
@@ -486,13 +486,13 @@ def fit_surrogate(
     rotation: FloatArray | None = None,
     measured: float = 0.0,
     exploration: FloatArray | None = None,
-    x: FloatArray | None = None,
+    parameters: FloatArray | None = None,
 ) -> Fit:
     """Fit the quadratic to whitened samples (N, n) and standardised returns y (N,).
 
-    Parameters are x = R diag(s) z, with the standard deviations s (n,) and the rotation R (n, n) or None, and
-    need not be known; `measured` is the variance of the noise of y, `exploration` (n,) by how much new
-    samples vary more than the belief.
+    Parameters are x = R diag(s) z, with the standard deviations s (n,) and the rotation R (n, n) or None;
+    `measured` is the variance of the noise of y, `exploration` (n,) by how much new samples vary more than
+    the belief, `parameters` are the x (N, n) if they are known already.
     """
     (N, n), full = z.shape, V.ndim == 2
     zV = z @ V if full else z * V
@@ -501,7 +501,7 @@ def fit_surrogate(
     far = distance > FAR * usual
     if far.any():
         shrink = FAR * usual / distance[far]
-        z, zV, y, x = z.copy(), zV.copy(), y.copy(), None
+        z, zV, y, parameters = z.copy(), zV.copy(), y.copy(), None
         z[far] *= np.sqrt(shrink)[:, None]
         zV[far] *= np.sqrt(shrink)[:, None]
         y[far] *= shrink  # as a quadratic would
@@ -519,7 +519,7 @@ def fit_surrogate(
         else:  # parameters in units of their standard deviations
             frame = rotation * std
             deviation = np.sqrt(np.square(frame).sum(1))
-            x = (z @ frame.T if x is None else x) / deviation
+            x = (z @ frame.T if parameters is None else parameters) / deviation
             frame, back = frame / deviation[:, None], deviation[:, None] * (rotation / std)
             own = np.einsum("ij,ij->i", back @ V, back)
         bent = np.square(x) * own
@@ -543,7 +543,7 @@ def fit_surrogate(
     t = np.array(FIRST_SHARES) / sizes if t is None else t
     K, found, wanted = np.empty((N, N)), np.zeros(6), np.zeros(6)
     for _ in range(STEPS):
-        t = np.clip(t, SMALLEST_SHARE / sizes, LARGEST_SHARE / sizes)
+        t = t.clip(SMALLEST_SHARE / sizes, LARGEST_SHARE / sizes)
         if not full:
             t[ALONG] = 0.0
         if measured > 0:  # a slope that noise hides is there: the optimum is as far away as the belief says
@@ -564,7 +564,7 @@ def fit_surrogate(
         wanted[3] = variance @ noise
         wanted[4] = (variance[first] + variance[second] + 2 * shared) @ of_both + variance[alone] @ of_one
         with np.errstate(over="ignore"):
-            t = t * np.sqrt(np.clip(found / np.maximum(wanted, 1e-300), 1e-4, 1e4))
+            t = t * np.sqrt((found / np.maximum(wanted, 1e-300)).clip(1e-4, 1e4))
 
     # residuals of held-out returns in closed form; twins are held out together
     left_out = alpha / variance
