@@ -668,12 +668,14 @@ def test_the_prior_is_the_same_however_the_belief_is_turned(rng):
 @pytest.mark.parametrize("covariance", ["full", "diagonal"])
 @pytest.mark.parametrize("seed", range(3))
 def test_parameters_that_matter_are_told_from_many_that_do_not(covariance, seed):
-    """Three of 60 parameters: after 400 episodes they are more relevant than any other."""
+    """Three of 60 parameters: after 400 episodes, or once it is solved, they are more relevant than others."""
     optimizer = klimb.Optimizer(klimb.auto(covariance), mean=np.zeros(60), std=1.0, seed=seed)
-    relevance = np.zeros(60)
-    for _ in range(50):
+    told = []
+    while len(told) < 50 and optimizer.attempt == 0:
         theta = optimizer.ask(8)
-        relevance += optimizer.tell(theta, -np.square(theta[:, [3, 30, 50]] - 1).sum(1)).relevance / 50
+        told.append(optimizer.tell(theta, -np.square(theta[:, [3, 30, 50]] - 1).sum(1)).relevance)
+    relevance = np.mean(told, axis=0)
+    assert len(told) > 20
     assert set(np.argsort(relevance)[-3:]) == {3, 30, 50}
     assert relevance[[3, 30, 50]].sum() > 0.8
 
