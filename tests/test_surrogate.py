@@ -668,7 +668,7 @@ def test_the_prior_is_the_same_however_the_belief_is_turned(rng):
 @pytest.mark.parametrize("covariance", ["full", "diagonal"])
 @pytest.mark.parametrize("seed", range(3))
 def test_parameters_that_matter_are_told_from_many_that_do_not(covariance, seed):
-    """Three of 60 parameters: after 400 episodes, or once it is solved, they are more relevant than others."""
+    """Three of 60 parameters: after 400 episodes, or once solved, they are more relevant than others."""
     optimizer = klimb.Optimizer(klimb.auto(covariance), mean=np.zeros(60), std=1.0, seed=seed)
     told = []
     while len(told) < 50 and optimizer.attempt == 0:
