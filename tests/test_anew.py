@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 
 import klimb
 from klimb.cli import app
-from klimb.search import at_end
+from klimb.search import at_end, next_turn
 
 FLAT = np.tile([1.0, -1.0], 50)
 
@@ -82,7 +83,7 @@ def test_one_that_falls_short_of_what_was_found_is_at_its_end_once_it_has_closed
 def test_it_looks_around_where_it_began_but_with_other_random_numbers(ended):
     first = klimb.Optimizer(mean=np.full(8, 2.3), std=2.0, seed=1).ask(100)
     again = ended.ask(100)
-    assert ended.state.looking == 600
+    assert ended.state.looking
     assert np.array_equal(ended.state.belief.mean, np.full(8, 2.3))
     assert np.allclose(ended.state.belief.std, 2.0)
     assert not np.isclose(first[2:], again[2:]).any()
@@ -115,10 +116,10 @@ def test_the_next_look_goes_on_where_this_one_stopped_and_is_twice_as_long(ended
     looked = ended.state.aside
     assert until_anew(ended, rugged, 2000) is not None
     assert ended.attempt == 2
-    assert ended.state.looking == 1200
+    assert ended.state.looking
     assert np.array_equal(ended.state.belief.mean, looked.belief.mean)
     assert np.array_equal(ended.state.kept.returns, looked.kept.returns)
-    looked_around(ended, rugged)
+    assert looked_around(ended, rugged)[0] == 1200
     assert np.all(ended.state.aside.belief.std < looked.belief.std)
 
 
@@ -161,9 +162,71 @@ def test_a_search_that_creeps_along_a_valley_goes_on():
     assert -19 < task.evaluate(optimizer.mean[None])[0] < -5
 
 
-def test_with_noise_nothing_is_at_its_end(rng):
+def noisily(f, seed):
+    rng = np.random.default_rng(seed)
+    return lambda theta: f(theta) + rng.standard_normal(len(theta))
+
+
+def test_with_noise_a_search_that_sees_no_valleys_goes_on():
     optimizer = klimb.Optimizer(mean=np.full(8, 2.3), std=1.0, seed=1)
-    assert until_anew(optimizer, lambda theta: rugged(theta) + rng.standard_normal(len(theta)), 2000) is None
+    assert until_anew(optimizer, noisily(lambda theta: -np.square(theta).sum(1), 0), 1600) is None
+    assert optimizer.state.rough < 0.3
+
+
+def test_with_noise_a_search_among_valleys_looks_around_and_finds_the_deepest_or_the_one_beside_it():
+    first, last = [], []
+    for seed in range(4):
+        f = noisily(rugged, seed)
+        optimizer = klimb.Optimizer(mean=np.full(4, 2.3), std=2.0, seed=seed)
+        assert until_anew(optimizer, f, 2000) == 600
+        first.append(rugged(optimizer.mean[None])[0])
+        for _ in range((2000 - 600) // 8):
+            theta = optimizer.ask(8)
+            optimizer.tell(theta, f(theta))
+        last.append(rugged(optimizer.mean[None])[0])
+    assert np.mean(first) < -3.0
+    assert np.median(last) > -0.1
+    assert np.min(last) > -1.1  # 1 for every parameter that is beside it
+
+
+@pytest.fixture
+def interrupted():
+    """A search in noise that has looked around for as long as it takes to see how rough the landscape is."""
+    optimizer = klimb.Optimizer(mean=np.full(4, 2.3), std=2.0, seed=0)
+    f = noisily(rugged, 0)
+    until_anew(optimizer, f, 2000)
+    for _ in range(36):
+        theta = optimizer.ask(8)
+        optimizer.tell(theta, f(theta))
+    assert optimizer.state.spent == 288
+    return optimizer.state
+
+
+def test_a_search_that_was_interrupted_goes_on_where_there_are_no_valleys_after_all(interrupted):
+    search = klimb.auto().sized(4)
+    assert interrupted.aside.spent == 600
+    assert interrupted.rough > 0.3
+    state = next_turn(search, replace(interrupted, spent=304, rough=0.29), 8)
+    assert not state.looking
+    assert state.belief is interrupted.aside.belief
+    assert state.kept is interrupted.aside.kept
+    assert (state.attempt, state.found, state.ahead, state.rough) == (0, None, True, 0.0)
+    assert state.iteration == interrupted.iteration
+
+
+def test_and_is_given_up_where_there_are_some(interrupted):
+    state = next_turn(klimb.auto().sized(4), replace(interrupted, spent=304), 8)
+    assert state.looking
+    assert state.aside is None
+    assert state.found.belief is interrupted.aside.belief
+
+
+def test_the_mean_run_twice_is_what_counts_in_noise(interrupted):
+    """Samples are drawn wider than the belief, and return less."""
+    kept = interrupted.aside.kept
+    later = kept.returns[200:]
+    assert interrupted.found.level == later[kept.twin[200:] >= 2].mean()
+    assert interrupted.found.level > later.mean()
 
 
 def test_nor_is_it_where_nearly_all_episodes_are_new():
@@ -187,8 +250,23 @@ def test_a_file_holds_the_attempt_and_what_was_found(ended, tmp_path):
     assert not loaded.state.ahead
     assert loaded.state.found.level == ended.state.found.level
     assert loaded.state.start.level == ended.state.start.level
+    assert loaded.state.looking
+    assert loaded.state.spent == 8
     assert np.array_equal(loaded.mean, ended.mean)
     assert np.array_equal(loaded.covariance, ended.covariance)
+    assert np.array_equal(loaded.ask(8), ended.ask(8))
+
+
+def test_a_file_holds_what_stands_aside(ended, tmp_path):
+    looked_around(ended, rugged)
+    theta = ended.ask(8)
+    ended.tell(theta, rugged(theta))
+    ended.save(tmp_path / "state")
+    loaded = klimb.Optimizer.load(tmp_path / "state")
+    assert np.array_equal(loaded.state.aside.kept.theta, ended.state.aside.kept.theta)
+    assert loaded.state.aside.looking
+    for optimizer in (loaded, ended):
+        assert until_anew(optimizer, rugged, 2000) is not None
     assert np.array_equal(loaded.ask(8), ended.ask(8))
 
 
@@ -200,7 +278,7 @@ def test_a_file_of_before_is_read_and_goes_on_without_beginning_anew(tmp_path):
     with np.load(tmp_path / "state") as file:
         arrays = dict(file)
     header = json.loads(str(arrays.pop("header")))
-    for name in ("attempt", "found", "ahead", "start", "looking", "aside"):
+    for name in ("attempt", "found", "ahead", "start", "looking", "aside", "spent", "rough"):
         del header[name]
     header["version"] = 2
     del arrays["start_mean"], arrays["memory_5"]

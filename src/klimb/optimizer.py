@@ -300,6 +300,8 @@ def taken_apart(state: State, prefix: str = "") -> tuple[dict[str, Any], dict[st
         "attempt": state.attempt,
         "ahead": state.ahead,
         "looking": state.looking,
+        "spent": state.spent,
+        "rough": state.rough,
         "found": None if state.found is None else state.found.level,
         "start": None if state.start is None else state.start.level,
         "aside": None,
@@ -340,8 +342,10 @@ def put_together(plain: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], p
         found,
         plain.get("ahead", True),
         start,
-        plain.get("looking", 0),
+        plain.get("looking", False),
         aside,
+        plain.get("spent", 0),
+        plain.get("rough", 0.0),
     )
 
 

@@ -64,10 +64,14 @@ MOST_AT_ONCE = 2000
 CLOSED_IN, TELLING = 0.01, 2.0
 ROUNDING = 1e-12
 BEATEN = 10.0
-# Then it looks around for so many episodes, and so many per parameter at least; each time so many times as
-# long as the time before. The next one begins with a belief so many times as wide as what that has told.
-LOOKING, LOOKING_PER_PARAMETER, LONGER = 600, 4, 2
+# Then it looks around for so many episodes, and so many per parameter at least; each time twice as many as
+# the time before. The next one begins with a belief so many times as wide as what that has told.
+LOOKING, LOOKING_PER_PARAMETER = 600, 4
 MARGIN = 1.5
+# In noise nothing comes to its end: where more than this share of the returns was neither explained nor
+# noise, a search looks around once it has learned from as many episodes as that takes; but it goes on as
+# before if, seen from there, less than the second share is unexplained.
+ROUGH, SMOOTH = 0.75, 0.3
 
 # In noise, samples of the surrogate are so many times as wide as the belief at most.
 WIDEST = 50.0
@@ -278,9 +282,15 @@ class State:
     start
         How this one began, where the surrogate has to know; None before its first update.
     looking
-        For how many episodes it still looks around, taking ruggedness for noise; 0 where it closes in.
+        Whether it looks around, taking ruggedness for noise.
     aside
-        The search that looked around, while another closes in on what it saw; None where there is none.
+        The search that looked around, while another closes in on what it saw; the one that may go on, while
+        it looks around; None where there is none.
+    spent
+        Episodes that this one has learned from so far.
+    rough
+        How rough the landscape is: what was neither explained nor noise, as a share of the returns, of the
+        first search before it had closed in; and what was not explained of the first look around.
     """
 
     belief: Gaussian
@@ -292,8 +302,10 @@ class State:
     found: Found | None = None
     ahead: bool = True
     start: Start | None = None
-    looking: int = 0
+    looking: bool = False
     aside: State | None = None
+    spent: int = 0
+    rough: float = 0.0
 
     @property
     def best(self) -> Gaussian:
@@ -371,7 +383,7 @@ def tell(
         state = replace(state, iteration=state.iteration + 1)
         return (next_turn(search, state, fresh.returns.size) if surrogate else state), info
     if isinstance(search.update, RelevanceSurrogate):
-        state, info = follow_surrogate(search.full, state, episodes, noise, fresh.returns.size)
+        state, info = follow_surrogate(search, state, episodes, noise, fresh.returns.size)
         return next_turn(search, state, fresh.returns.size), info
     belief, memory = state.belief, state.memory
     rng_seed = np.random.SeedSequence(seed, spawn_key=(state.iteration, 1))
@@ -445,7 +457,7 @@ def with_kept(state: State, new: Episodes) -> Episodes:
 
 
 def follow_surrogate(
-    full: bool, state: State, episodes: Episodes, noise: FloatArray, n_new: int
+    search: Search, state: State, episodes: Episodes, noise: FloatArray, n_new: int
 ) -> tuple[State, UpdateInfo]:
     """The update of the surrogate, with what is known of the noise (P,); see :mod:`klimb.surrogate`."""
     belief = state.belief
@@ -462,7 +474,7 @@ def follow_surrogate(
         episodes.theta - belief.mean,
         episodes.returns,
         twins,
-        full,
+        search.full,
         memory,
         n_new,
         noise,
@@ -481,8 +493,23 @@ def follow_surrogate(
         skill=learned.skill,
         attempt=state.attempt,
     )
-    state = replace(state, belief=new, iteration=state.iteration + 1, memory=tuple(learned.memory))
-    return replace(state, exploration=wide_look(new, start, learned.noise), start=start), info
+    n, n_kept = belief.n_parameters, search.keeps(belief.n_parameters, noisy=False)
+    if state.looking:
+        begin, end, rough = n_kept, 1.5 * n_kept, 1 - learned.skill
+    else:
+        begin, end, rough = min(n_kept // 2, 8 * n), min(n_kept, 16 * n), learned.rough
+    sees = state.attempt == state.looking and begin <= state.spent < end
+    state = replace(
+        state,
+        belief=new,
+        iteration=state.iteration + 1,
+        exploration=wide_look(new, start, learned.noise),
+        memory=tuple(learned.memory),
+        start=start,
+        spent=state.spent + n_new,
+        rough=state.rough + rough * n_new / (end - begin) if sees else state.rough,
+    )
+    return state, info
 
 
 def wide_look(belief: Gaussian, start: Start, noise: float) -> FloatArray | None:
@@ -516,56 +543,67 @@ def ruggedness(state: State) -> FloatArray:
 def next_turn(search: Search, state: State, n_new: int) -> State:
     """Go on, or look around where the search has come to its end, or close in on what was seen.
 
-    What was found is kept until there is something better. With noise nothing is at its end, nor is it where
-    so many of the kept episodes are new that these do not tell.
+    What was found is kept until there is something better. Where so many of the kept episodes are new that
+    these do not tell, nothing is at its end.
     """
-    kept, start = state.kept, state.start
-    if kept is not None and kept.returns.size >= search.keeps(kept.theta.shape[1], noisy=False):
+    kept, start, n = state.kept, state.start, state.belief.n_parameters
+    if kept is not None and start is not None and kept.returns.size >= search.keeps(n, noisy=False):
+        noise = measured_noise(kept.returns, kept.twin)
         half = kept.returns.size // 2
         earlier, later = kept.returns[:half], kept.returns[half:]
+        if noise.any():  # samples are drawn wider than the belief: what counts is the mean itself, run twice
+            later = later[kept.twin[half:] >= TWICE[0]]
+        level = average(later) if later.size else -math.inf
         best = -math.inf if state.found is None else state.found.level
-        level = average(later)
         state = replace(state, ahead=state.found is None or level > best)
-        known = 4 * n_new <= kept.returns.size and noiseless(measured_noise(kept.returns, kept.twin))
-        if known and not state.looking and start is not None and at_end(earlier, later, start.level, best):
-            return looking_around(state, level)
-    if not state.looking:
-        return state
-    left = max(state.looking - n_new, 0)
-    return replace(state, looking=left) if left else closing_in(state)
+        if not state.looking and 4 * n_new <= kept.returns.size:
+            if noiseless(noise):
+                ended = at_end(earlier, later, start.level, best)
+            else:
+                turn = looks(n, state.attempt + 1) - looks(n, state.attempt)
+                ended = bool(noise.any()) and state.rough > ROUGH and state.spent >= turn
+            if ended:
+                return looking_around(state, level, noiseless(noise))
+    if state.looking and state.aside is not None and state.spent >= 1.5 * search.keeps(n, noisy=False):
+        if state.rough < SMOOTH:  # there are no valleys to choose from
+            return replace(state.aside, iteration=state.iteration, rough=0.0)
+        state = replace(state, aside=None)
+    if state.looking and state.spent >= looks(n, state.attempt):
+        return closing_in(state)
+    return state
 
 
-def looking_around(state: State, level: float) -> State:
+def looks(n: int, attempt: int) -> int:
+    """Episodes of looking around, in all, before the search of this number closes in on n parameters."""
+    return max(LOOKING, LOOKING_PER_PARAMETER * n) * ((1 << attempt) - 1)
+
+
+def looking_around(state: State, level: float, for_good: bool) -> State:
     """Look at the landscape as a whole: as the search began, or where it stopped looking the time before.
 
-    What the search at its end has come to is kept if its `level` is the best so far.
+    What the search has come to is kept if its `level` is the best so far; unless it is left `for_good`, the
+    first one itself stands aside, as it may go on.
     """
     looker, start = state.aside, state.start
-    if looker is None and start is not None:
-        looker = State(diagonal(start.mean, start.std))
-    assert looker is not None
-    turn = max(LOOKING, LOOKING_PER_PARAMETER * looker.belief.n_parameters) * LONGER**state.attempt
-    return replace(
-        looker,
-        iteration=state.iteration,
-        attempt=state.attempt + 1,
-        found=Found(state.belief, level) if state.ahead else state.found,
-        ahead=False,
-        looking=turn,
-    )
+    if looker is None:
+        assert start is not None
+        aside = None if for_good else state
+        looker = State(diagonal(start.mean, start.std), looking=True, aside=aside)
+    found = Found(state.belief, level) if state.ahead else state.found
+    return replace(looker, iteration=state.iteration, attempt=state.attempt + 1, found=found, ahead=False)
 
 
 def closing_in(looker: State) -> State:
     """A search that begins with what was seen of the landscape as a whole, somewhat less sure of it."""
     view = replace(looker.belief, variances=MARGIN**2 * looker.belief.variances)
-    found = looker.found
     return State(
         view,
         looker.iteration,
         attempt=looker.attempt,
-        found=found,
+        found=looker.found,
         ahead=False,
         aside=replace(looker, found=None),
+        rough=1.0,
     )
 
 

@@ -147,6 +147,8 @@ class Learned(NamedTuple):
     """What this update says of the relevance, in the whitened coordinates of the prior; like W."""
     noise: float
     """Share of noise in what is unexplained; 0 on a plateau, where nothing is explained."""
+    rough: float
+    """Share of the held-out returns that is neither explained nor noise; 0 on a plateau."""
     eta: float
     skill: float
 
@@ -310,7 +312,7 @@ def learn(
     told_all = min(1.0, len(y) / unknowns(n, full))
     wide = 1.0 if exploration is None else float(exploration.mean()) ** told_all
     many = min(1.0, len(y) / max(FEWEST_KEPT, 2 * n))
-    share = look = 0.0
+    share = look = rough = 0.0
     if plateau:
         d, scale = gather(z, returns, n_new)
         climbed = d if axes is None else axes.T @ d
@@ -324,6 +326,7 @@ def learn(
         near = noise_share(measured, fit.nearby)
         held_out = (near ** (1 + told_all) * share ** (1 - told_all)) ** 0.5
         look = held_out ** (1 - told_all / 2) * fit.hidden ** (told_all / 2)
+        rough = (1 - Q) * (1 - share)
         # without skill, by the share of new episodes: noise must not stop the search for good
         bound = max(odds(fit, len(y), wide), n_new / max(FEWEST_KEPT, len(y)))
         # and by their number as far as what is unexplained (no more than all) is no noise: they are too few
@@ -388,7 +391,7 @@ def learn(
         posterior = unmixed(std * d, np.square(std) / p)
         way = np.zeros(n)
     memory = Memory(W / total(W), r, fit.amplitudes, np.array([spread]), way, np.array([fit.unexplained]))
-    return Learned(posterior, memory, seen, look, eta, Q)
+    return Learned(posterior, memory, seen, look, rough, eta, Q)
 
 
 def remoteness(length: FloatArray) -> FloatArray:
