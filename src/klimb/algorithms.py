@@ -172,8 +172,9 @@ def dr_creps(
 def auto(covariance: Literal["full", "diagonal"] | None = None, reuse: int | None = None) -> Search:
     """Klimb's own search: a quadratic surrogate that learns which parameters matter; nothing to tune.
 
-    Where the returns have no noise and get no better, it begins anew, more slowly, for as long as there are
-    episodes. The optimizer's belief and mean stay those of the best search until there is something better.
+    Where the returns get no better, or in noise where the landscape is rough, it looks around, closes in on
+    what that has told, and so on for as long as there are episodes. The optimizer's belief and mean stay
+    those of the best search until there is something better.
 
     Parameters
     ----------
