@@ -541,36 +541,43 @@ def ruggedness(state: State) -> FloatArray:
 
 
 def next_turn(search: Search, state: State, n_new: int) -> State:
-    """Go on, or look around where the search has come to its end, or close in on what was seen.
+    """Go on, or look around where the search is over, or close in on what was seen.
 
     What was found is kept until there is something better. Where so many of the kept episodes are new that
-    these do not tell, nothing is at its end.
+    these do not tell, nothing is over.
     """
-    kept, start, n = state.kept, state.start, state.belief.n_parameters
-    if kept is not None and start is not None and kept.returns.size >= search.keeps(n, noisy=False):
+    kept, n_kept = state.kept, search.keeps(state.belief.n_parameters, noisy=False)
+    if kept is not None and kept.returns.size >= n_kept:
         noise = measured_noise(kept.returns, kept.twin)
-        half = kept.returns.size // 2
-        earlier, later = kept.returns[:half], kept.returns[half:]
-        if noise.any():  # samples are drawn wider than the belief: what counts is the mean itself, run twice
-            later = later[kept.twin[half:] >= TWICE[0]]
+        half = slice(kept.returns.size // 2, None)
+        # in noise samples are drawn wider than the belief: what counts is the mean itself, run twice
+        counts = kept.twin[half] >= TWICE[0] if noise.any() else slice(None)
+        later = kept.returns[half][counts]
         level = average(later) if later.size else -math.inf
+        state = replace(state, ahead=state.found is None or level > state.found.level)
+        if not state.looking and 4 * n_new <= kept.returns.size and over(state, kept.returns, noise):
+            return looking_around(state, level, noiseless(noise))
+    return after_looking(state, n_kept) if state.looking else state
+
+
+def over(state: State, returns: FloatArray, noise: FloatArray) -> bool:
+    """Whether a search with these kept returns has come to its end, or in noise (P,) has gone on for long."""
+    if noiseless(noise):
+        half, first = returns.size // 2, math.nan if state.start is None else state.start.level
         best = -math.inf if state.found is None else state.found.level
-        state = replace(state, ahead=state.found is None or level > best)
-        if not state.looking and 4 * n_new <= kept.returns.size:
-            if noiseless(noise):
-                ended = at_end(earlier, later, start.level, best)
-            else:
-                turn = looks(n, state.attempt + 1) - looks(n, state.attempt)
-                ended = bool(noise.any()) and state.rough > ROUGH and state.spent >= turn
-            if ended:
-                return looking_around(state, level, noiseless(noise))
-    if state.looking and state.aside is not None and state.spent >= 1.5 * search.keeps(n, noisy=False):
+        return at_end(returns[:half], returns[half:], first, best)
+    n = state.belief.n_parameters
+    turn = looks(n, state.attempt + 1) - looks(n, state.attempt)
+    return bool(noise.any()) and state.rough > ROUGH and state.spent >= turn
+
+
+def after_looking(state: State, n_kept: int) -> State:
+    """Look on, or close in on what was seen; or let the first search go on if there is nothing to see."""
+    if state.aside is not None and state.spent >= 1.5 * n_kept:
         if state.rough < SMOOTH:  # there are no valleys to choose from
             return replace(state.aside, iteration=state.iteration, rough=0.0)
         state = replace(state, aside=None)
-    if state.looking and state.spent >= looks(n, state.attempt):
-        return closing_in(state)
-    return state
+    return closing_in(state) if state.spent >= looks(state.belief.n_parameters, state.attempt) else state
 
 
 def looks(n: int, attempt: int) -> int:
