@@ -348,7 +348,7 @@ def run(
             note = f"{algorithm} has come to its end and spent no more episodes: it has nothing left to try."
         elif summary["attempt"]:
             times = "once" if summary["attempt"] == 1 else f"{summary['attempt']} times"
-            note = f"{algorithm} has come to its end and begun anew {times}: this is the best that it found."
+            note = f"{algorithm} has looked around and begun anew {times}: this is the best that it found."
         _print_summary(summary, note, plot, save)
     if as_json:
         typer.echo(strict_json(summary))

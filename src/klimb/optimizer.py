@@ -135,7 +135,7 @@ class Optimizer:
 
     @property
     def attempt(self) -> int:
-        """How many times the search has come to its end and begun anew; only auto does."""
+        """How many times the search has looked around and begun anew; only auto does."""
         return self._state.attempt
 
     @property

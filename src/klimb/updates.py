@@ -52,7 +52,7 @@ class UpdateInfo:
     informative
         False if all returns were equal, so that the belief stays as it was.
     attempt
-        How many times the search had come to its end and begun anew before: see :func:`klimb.auto`.
+        How many times the search had looked around and begun anew before: see :func:`klimb.auto`.
     """
 
     kl: float = 0.0
