@@ -144,15 +144,16 @@ def test_the_best_belief_is_what_counts_whatever_becomes_of_later_attempts(ended
 
 def test_the_deepest_of_many_valleys_is_found_by_looking_around():
     first, last = [], []
-    for seed in range(1, 4):
+    for seed in range(3):
         optimizer = klimb.Optimizer(mean=np.full(4, 2.3), std=2.0, seed=seed)
         spent = until_anew(optimizer, rugged, 2000)
         first.append(optimizer.state.found.level)
-        for _ in range((1800 - spent) // 8):
+        for _ in range((2000 - spent) // 8):
             theta = optimizer.ask(8)
             optimizer.tell(theta, rugged(theta))
         last.append(rugged(optimizer.mean[None])[0])
     assert np.mean(first) < -2.0
+    assert np.all(np.array(last) >= np.array(first) - 1e-9)
     assert np.median(last) > -1e-6
     assert np.min(last) > -1.1  # 1 for every parameter that is beside it
 

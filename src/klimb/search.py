@@ -32,6 +32,7 @@ from klimb.surrogate import (
     FEWEST_KEPT,
     MOST_KEPT,
     TWICE,
+    Learned,
     Memory,
     find_twins,
     learn,
@@ -70,8 +71,10 @@ LOOKING, LOOKING_PER_PARAMETER = 600, 4
 MARGIN = 1.5
 # In noise nothing comes to its end: where more than this share of the returns was neither explained nor
 # noise, a search looks around once it has learned from as many episodes as that takes; but it goes on as
-# before if, seen from there, less than the second share is unexplained.
+# before if, seen from there, less than the second share is unexplained. That is known after so many times as
+# many episodes as are kept.
 ROUGH, SMOOTH = 0.75, 0.3
+SEEN_ENOUGH = 1.5
 
 # In noise, samples of the surrogate are so many times as wide as the belief at most.
 WIDEST = 50.0
@@ -493,12 +496,6 @@ def follow_surrogate(
         skill=learned.skill,
         attempt=state.attempt,
     )
-    n, n_kept = belief.n_parameters, search.keeps(belief.n_parameters, noisy=False)
-    if state.looking:
-        begin, end, rough = n_kept, 1.5 * n_kept, 1 - learned.skill
-    else:
-        begin, end, rough = min(n_kept // 2, 8 * n), min(n_kept, 16 * n), learned.rough
-    sees = state.attempt == state.looking and begin <= state.spent < end
     state = replace(
         state,
         belief=new,
@@ -507,9 +504,20 @@ def follow_surrogate(
         memory=tuple(learned.memory),
         start=start,
         spent=state.spent + n_new,
-        rough=state.rough + rough * n_new / (end - begin) if sees else state.rough,
+        rough=state.rough + seen_roughness(search, state, learned, n_new),
     )
     return state, info
+
+
+def seen_roughness(search: Search, state: State, learned: Learned, n_new: int) -> float:
+    """What these new episodes add to :attr:`State.rough`, which is an average over a part of a search."""
+    n, n_kept = state.belief.n_parameters, search.keeps(state.belief.n_parameters, noisy=False)
+    if state.looking:
+        begin, end, rough = n_kept, SEEN_ENOUGH * n_kept, 1 - learned.skill
+    else:  # before it has closed in
+        begin, end, rough = min(n_kept // 2, 8 * n), min(n_kept, 16 * n), learned.rough
+    first = state.attempt == state.looking
+    return rough * n_new / (end - begin) if first and begin <= state.spent < end else 0.0
 
 
 def wide_look(belief: Gaussian, start: Start, noise: float) -> FloatArray | None:
@@ -573,7 +581,7 @@ def over(state: State, returns: FloatArray, noise: FloatArray) -> bool:
 
 def after_looking(state: State, n_kept: int) -> State:
     """Look on, or close in on what was seen; or let the first search go on if there is nothing to see."""
-    if state.aside is not None and state.spent >= 1.5 * n_kept:
+    if state.aside is not None and state.spent >= SEEN_ENOUGH * n_kept:
         if state.rough < SMOOTH:  # there are no valleys to choose from
             return replace(state.aside, iteration=state.iteration, rough=0.0)
         state = replace(state, aside=None)
