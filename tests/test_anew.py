@@ -284,7 +284,7 @@ def test_a_file_of_before_is_read_and_goes_on_without_beginning_anew(tmp_path):
     for name in ("attempt", "found", "ahead", "start", "looking", "aside", "spent", "rough"):
         del header[name]
     header["version"] = 2
-    del arrays["start_mean"], arrays["memory_5"]
+    del arrays["start_mean"], arrays["memory_5"], arrays["memory_6"]
     arrays["memory_4"] = arrays.pop("start_std")
     with (tmp_path / "state").open("wb") as file:
         np.savez(file, header=np.array(json.dumps(header)), **arrays)

@@ -16,11 +16,11 @@ from klimb import surrogate
 from klimb.gaussian import unmixed
 from klimb.surrogate import (
     Fit,
-    Memory,
     bounded_step,
     climb,
     closing,
     find_twins,
+    first_memory,
     fit_surrogate,
     gain,
     gather,
@@ -37,6 +37,7 @@ from klimb.surrogate import (
     odds,
     on_plateau,
     prior_shape,
+    ranked,
     remoteness,
     reweighted,
     scaled,
@@ -57,6 +58,12 @@ def in_pairs(count):
 
 def all_alone(count):
     return matched(np.zeros(count, dtype=np.int64))
+
+
+def remembering(n, full, amplitudes):
+    """Memory of values of the returns with these amplitudes."""
+    memory = first_memory(n, full)
+    return memory._replace(amplitudes=np.array([amplitudes, np.zeros(6)]))
 
 
 def quadratic_returns(z, g, H):
@@ -306,19 +313,63 @@ def test_where_many_episodes_are_unexplained_the_belief_closes_in_at_half_the_pa
         returns = -np.abs(np.random.default_rng(2).standard_normal(N)) - np.square(z).sum(1) / 100
         measured = NOT_MEASURED if noise is None else np.array([noise])
         prior = unmixed(np.zeros(n), np.ones(n))
-        memory = Memory(
-            np.eye(n) / n if full else np.ones(n) / n,
-            np.ones(n),
-            np.array([1e-3, 1e-3, 1, 1, 1, 0]),
-            np.ones(1),
-            np.zeros(n),
-            np.ones(1),
-        )
+        memory = remembering(n, full, [1e-3, 1e-3, 1, 1, 1, 0])
         learned = learn(prior, z, returns, matched(np.zeros(N, dtype=np.int64)), full, memory, 8, measured)
         closed[N, noise] = np.log(learned.posterior.variances).mean()
     assert closed[200, None] < 0
     assert closed[200, 0.0] == pytest.approx(closed[200, None] / 2, rel=0.1)
     assert closed[8, 0.0] == pytest.approx(closed[8, None], rel=0.1)
+
+
+def test_ranks_become_normal_scores_whatever_the_values(rng):
+    returns, length = rng.standard_cauchy(100), np.ones(100)
+    scores, spread = ranked(returns, length)
+    np.testing.assert_allclose(scores * spread, stats.norm.ppf((stats.rankdata(returns) - 0.5) / 100))
+    np.testing.assert_allclose(np.std(scores), 1.0)
+    np.testing.assert_array_equal(ranked(np.exp(returns / np.abs(returns).max()), length)[0], scores)
+
+
+def test_equal_returns_have_equal_scores(rng):
+    returns = rng.integers(0, 4, 50).astype(float)
+    scores, spread = ranked(returns, np.ones(50))
+    expected = stats.norm.ppf((stats.rankdata(returns) - 0.5) / 50)
+    np.testing.assert_allclose(scores * spread, expected - expected.mean())
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_ranks_are_followed_where_returns_jump_and_values_where_they_are_a_bowl(rng, full):
+    n, N = 5, 120
+    prior, z = unmixed(np.zeros(n), np.ones(n)), draw_pairs(rng, N // 2, n)
+    slope = z @ np.arange(n)
+    bowl, jump = -np.square(z - 1).sum(1), slope + 1e4 * (slope > np.sort(slope)[-4]) * rng.random(N)
+    for returns, expected in ((bowl, surrogate.VALUES), (jump, surrogate.RANKS)):
+        memory = None
+        for _ in range(5):  # until the amplitudes have settled
+            learned = learn(
+                prior, z, returns, in_pairs(N), full, memory, 8, np.zeros(1), rotation=None, compare=True
+            )
+            memory = learned.memory
+        assert memory.view[0] == expected
+    direction = learned.posterior.mean / np.linalg.norm(learned.posterior.mean)
+    assert direction @ np.arange(n) > 0.9 * np.linalg.norm(np.arange(n))
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_what_is_followed_stays_until_it_is_compared_again_and_noise_or_a_plateau_know_values_only(rng, full):
+    n, N = 4, 60
+    prior, z = unmixed(np.zeros(n), np.ones(n)), draw_pairs(rng, N // 2, n)
+    jump = np.exp(5 * z[:, 0])
+    plateau = np.where(z[:, 0] > 1, z[:, 0], 0.0)
+
+    def view(returns, noise, **options):
+        memory = first_memory(n, full)._replace(view=np.full(1, float(surrogate.RANKS)))
+        return learn(prior, z, returns, in_pairs(N), full, memory, 8, noise, **options).memory.view[0]
+
+    assert view(-np.square(z).sum(1), np.zeros(1)) == surrogate.RANKS
+    assert view(-np.square(z).sum(1), np.zeros(1), compare=True) == surrogate.VALUES
+    assert view(jump, np.zeros(1), compare=True) == surrogate.RANKS
+    assert view(jump, np.ones(1), compare=True) == surrogate.VALUES
+    assert view(plateau, np.zeros(1), compare=True) == surrogate.VALUES
 
 
 @pytest.mark.parametrize("full", [True, False])
@@ -440,14 +491,7 @@ def test_nothing_closes_in_while_all_is_explained_and_the_way_is_long(rng, full)
     """Amplitudes of curvature that is long gone would have the belief shrink far from the optimum."""
     n = 4
     prior, z = unmixed(np.zeros(n), np.ones(n)), draw_pairs(rng, 100, n)
-    stale = surrogate.Memory(
-        np.eye(n) / n if full else np.full(n, 1 / n),
-        np.ones(n),
-        np.array([1e-3, 1e3, 1e3, 1e-6, 1e-6, 1e3]),
-        np.ones(1),
-        np.zeros(n),
-        np.ones(1),
-    )
+    stale = remembering(n, full, [1e-3, 1e3, 1e3, 1e-6, 1e-6, 1e3])
 
     def entropy_and_step(distance):
         returns = -np.square(z - distance).sum(1)
@@ -592,14 +636,8 @@ def test_what_opens_along_the_way_is_that_direction_alone_and_within_the_bound(r
     prior, returns = unmixed(np.zeros(n), np.ones(n)), z @ np.array([0.0, 1.0, 0.0, 0.0])
     posterior = {}
     for length in (0.0, 10.0):
-        memory = Memory(
-            np.eye(n) / n,
-            np.ones(n),
-            np.array([1.0, 1e-9, 1e-9, 1e-9, 1e-9, 1e-9]),
-            np.ones(1),
-            np.eye(n)[1] * length,
-            np.ones(1),
-        )
+        memory = remembering(n, True, [1.0, 1e-9, 1e-9, 1e-9, 1e-9, 1e-9])
+        memory = memory._replace(way=np.eye(n)[1] * length)
         learned = learn(prior, z, returns, in_pairs(200), True, memory, 8, np.zeros(1))
         posterior[length] = learned.posterior
         assert learned.posterior.kl(prior) <= 4 / (1 - learned.skill)

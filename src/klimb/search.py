@@ -32,6 +32,7 @@ from klimb.surrogate import (
     FEWEST_KEPT,
     MOST_KEPT,
     TWICE,
+    VALUES,
     Learned,
     Memory,
     find_twins,
@@ -55,6 +56,10 @@ LARGEST_FULL_SURROGATE = 1000
 
 # The surrogate has the mean run twice in the first of so many iterations, with so many episodes between.
 REPEATING, EPISODES_BETWEEN = 4, 24
+
+# Once there are some episodes, the surrogate asks in one of so many iterations whether values or ranks of the
+# returns are explained better: that takes a second fit.
+COMPARING = 4
 
 # Of more new episodes than this the surrogate takes those nearest to the belief.
 MOST_AT_ONCE = 2000
@@ -483,6 +488,8 @@ def follow_surrogate(
         noise,
         state.exploration,
         rotation,
+        compare=not state.looking
+        and (state.iteration % COMPARING == 0 or episodes.returns.size <= FEWEST_KEPT),
     )
     new = belief.with_block(None, learned.posterior)
     seen = learned.seen
@@ -545,7 +552,7 @@ def ruggedness(state: State) -> FloatArray:
         return np.empty(0)
     memory = Memory(*state.memory)
     with np.errstate(over="ignore"):
-        return np.full(state.kept.returns.size // 2, float(memory.rest[0] * memory.spread[0] ** 2))
+        return np.full(state.kept.returns.size // 2, float(memory.rest[0] * memory.spread[VALUES] ** 2))
 
 
 def next_turn(search: Search, state: State, n_new: int) -> State:

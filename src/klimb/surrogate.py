@@ -14,7 +14,8 @@ Symbols, all in coordinates z whitened by the belief, which is N(0, I) there:
     V (n, n)            both of them, trace 1: it shapes the prior of g and H
     k = z'V z'          kernel  t1 k + t2 k^2 + t3 q q' + t6 c.c' + constant,  q = (|z|^2 - n) / sqrt(2n),
     c (n,)              c_i = v_i x_i^2 with the parameters x around the mean and their share v of V
-    y                   returns in units of their spread; twins m + s, m - s as their odd and even part
+    y                   returns, or the normal scores of their ranks, in units of their spread; twins m + s,
+                        m - s as their odd and even part
     t (6,)              amplitudes: linear, quadratic, isotropic, remainder, further remainder of the even
                         part, curvature along the parameters
     Q                   skill: the share of the variance of held-out returns that is explained, in [0, 1)
@@ -31,6 +32,7 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import blas, lapack
+from scipy.special import ndtri
 
 from klimb._validation import FloatArray, IntArray
 from klimb.fitting import largest_step
@@ -92,6 +94,10 @@ CLOSING_ANYHOW = 0.2
 OUTLYING = 10.0
 # Episodes further away than so many times the usual squared distance are moved here: they count for nothing.
 FAR = 1e4
+# Two views of the returns: their values, and their ranks. Ranks are taken unless values leave less than this
+# share of what ranks leave unexplained.
+VALUES, RANKS = 0, 1
+CLEARLY_LESS = 0.75
 # Marks of two episodes next to each other: of mirrored parameters, and of the same.
 MIRRORING, TWICE = (1, -1), (2, 3)
 # Samples m + s and m - s count as twins if they mirror each other up to this share of |s|^2.
@@ -120,14 +126,16 @@ class Memory(NamedTuple):
         W in the whitened coordinates of the belief.
     weights : (n,)
         r, of the parameters in the order of the user.
-    amplitudes : (6,)
-        t, in units of the squared spread of the returns.
-    spread : (1,)
-        That spread.
+    amplitudes : (2, 6)
+        t of either view of the returns, in units of its squared spread; all 0 for one that was not taken yet.
+    spread : (2,)
+        These spreads.
     way : (n,)
         Where the mean went, in the whitened coordinates of the belief, but as long as it was in those before.
     rest : (1,)
         What was unexplained of held-out returns, in units of the squared spread.
+    view : (1,)
+        The view that these are of, :data:`VALUES` or :data:`RANKS`.
     """
 
     relevance: FloatArray
@@ -136,6 +144,7 @@ class Memory(NamedTuple):
     spread: FloatArray
     way: FloatArray
     rest: FloatArray
+    view: FloatArray
 
 
 class Learned(NamedTuple):
@@ -265,6 +274,7 @@ def learn(
     noise: FloatArray,
     exploration: FloatArray | None = None,
     rotation: FloatArray | None = None,
+    compare: bool = False,
 ) -> Learned:
     """Move the belief as far as the surrogate of these episodes can be trusted.
 
@@ -288,30 +298,37 @@ def learn(
         By how much the new samples vary more than the belief along each coordinate; None: not at all.
     rotation : (n, n)
         Columns are the axes of the local coordinates; None if these are the parameters themselves.
+    compare
+        Whether to ask if values or ranks of the returns are explained better, where there is no noise; else
+        the view of the update before stays.
     """
-    n, std = prior.n_parameters, np.sqrt(prior.variances)
+    n, std, plateau = prior.n_parameters, np.sqrt(prior.variances), on_plateau(returns)
     z = (x if rotation is None else x @ rotation) / std
-    y, spread = scaled(returns, np.einsum("ij,ij->i", z, z))
-    if memory is None:
-        W, r, t = (np.eye(n) if full else np.ones(n)) / n, np.ones(n), None
-    else:
-        W, r = memory.relevance, memory.weights
-        with np.errstate(over="ignore"):  # whatever the change of scale, the fit brings them back in range
-            ratio = min(max(memory.spread[0] / max(spread, 1e-300), 1e-70), 1e70)
-            t = memory.amplitudes * ratio**2
-    V, measured = prior_shape(W, r, std, rotation), noise_variance(noise, spread)
-    fit = fit_surrogate(z, y, twins, V, t, std, rotation, measured, exploration, x)
+    length, N = np.einsum("ij,ij->i", z, z), returns.size
+    memory = first_memory(n, full) if memory is None else memory
+    W, r = memory.relevance, memory.weights
+    V, measured, fits = prior_shape(W, r, std, rotation), 0.0, {}
+    amplitudes, spread = memory.amplitudes.copy(), memory.spread.copy()
+    by_value = noise.any() or plateau  # ranks of noise are no better, and a plateau has next to none
+    for view in [VALUES] if by_value else [VALUES, RANKS] if compare else [int(memory.view[0])]:
+        y, size = (ranked if view == RANKS else scaled)(returns, length)
+        measured = noise_variance(noise, size)
+        t = carried(amplitudes[view], spread[view], size)
+        fits[view] = fit_surrogate(z, y, twins, V, t, std, rotation, measured, exploration, x)
+        amplitudes[view], spread[view] = fits[view].amplitudes, size
+    view = better_view(fits)
+    fit = fits[view]
     unit = math.sqrt(fit.variance)
     g, H, Q = fit.gradient / unit, fit.hessian / unit, fit.skill
     h, axes = np.linalg.eigh(H) if full else (H, None)
-    far, plateau = pace(n_new, n), on_plateau(returns)
+    far = pace(n_new, n)
     # squared distances of the new samples along the axes, on average
     reach = np.ones(n) if exploration is None else exploration
     reach = reach if axes is None else np.square(axes).T @ reach
     # and by how much that is more than the belief's, as far as the episodes can tell a quadratic
-    told_all = min(1.0, len(y) / unknowns(n, full))
+    told_all = min(1.0, N / unknowns(n, full))
     wide = 1.0 if exploration is None else float(exploration.mean()) ** told_all
-    many = min(1.0, len(y) / max(FEWEST_KEPT, 2 * n))
+    many = min(1.0, N / max(FEWEST_KEPT, 2 * n))
     share = look = rough = 0.0
     if plateau:
         d, scale = gather(z, returns, n_new)
@@ -328,21 +345,21 @@ def learn(
         look = held_out ** (1 - told_all / 2) * fit.hidden ** (told_all / 2)
         rough = (1 - Q) * (1 - share)
         # without skill, by the share of new episodes: noise must not stop the search for good
-        bound = max(odds(fit, len(y), wide), n_new / max(FEWEST_KEPT, len(y)))
+        bound = max(odds(fit, N, wide), n_new / max(FEWEST_KEPT, N))
         # and by their number as far as what is unexplained (no more than all) is no noise: they are too few
-        few = max(NATS_PER_EPISODE * n_new, NATS_PER_PARAMETER * (n / len(y) - 1))
+        few = max(NATS_PER_EPISODE * n_new, NATS_PER_PARAMETER * (n / N - 1))
         certain = no_noise(noise, noise_share(measured, min(1.0, fit.unexplained)))
         bound = max(bound, certain**2 * few)
         # what noise hides is no reason for doubt: the filter below goes as far as it tells
         bound, doubt = max(bound, NATS_IN_NOISE * share), doubt * (1 - share)
         slope = g if axes is None else axes.T @ g
         climbed = climb(slope, h - doubt, bound)
-        climbed *= gain(slope, h, share * fit.unexplained / fit.variance, n_new * reach, n_new / len(y))
+        climbed *= gain(slope, h, share * fit.unexplained / fit.variance, n_new * reach, n_new / N)
         scale = widening(fit.amplitudes, V)
         if Q == LARGEST_SKILL and float(climbed @ climbed) > 1.98 * bound:
             scale = max(scale, 0.0)  # all is explained, and the way is longer than an update may go
         if scale > 0:  # few episodes are no reason to try anything bolder than what was asked for
-            scale *= min(1.0, len(y) / FEWEST_KEPT)
+            scale *= min(1.0, N / FEWEST_KEPT)
             if noise.any():  # noise looks like a slope now and then: believe what held-out returns confirm,
                 scale *= Q * min(1.0, float(climbed @ climbed))  # and what leads out of the belief
         else:  # what many episodes leave unexplained, and is no noise, is rugged: there are valleys to choose
@@ -351,7 +368,7 @@ def learn(
     explained = float(g @ g + np.square(h).sum() / 2)
     phi = min(1.0, Q / explained) if explained > 0 else 0.0
     # at first a few steep directions are all that is seen: the others wait for their turn
-    part = closing(h, Q) if scale < 0 and not plateau and len(y) < FEWEST_KEPT else 1.0
+    part = closing(h, Q) if scale < 0 and not plateau and N < FEWEST_KEPT else 1.0
     p = (1 - phi * h / max(1.0, 2 * float(h.max()))) * np.exp(-2 * far * scale * part)
     if noise.any() and not plateau:
         # where all that is unexplained is noise, the belief is what the episodes tell of the optimum
@@ -365,13 +382,13 @@ def learn(
     nats = far**2 * LARGEST_STEP / (1 - Q)
     d, p, eta = bounded_step(climbed, p, nats)
 
-    rate = n_new / (n_new + 2 * len(y))  # an average over about two lengths of the buffer
+    rate = n_new / (n_new + 2 * N)  # an average over about two lengths of the buffer
     r = reweighted(r, fit.found, fit.wanted, PATIENCE * rate)
     if axes is not None:
         seen = np.outer(g, g) + H @ H.T  # symmetric, and said so: BLAS takes half the time
         W = blend(W, seen, rate)
         rows, step, log_det = axes.T / np.sqrt(p)[:, None], axes @ d, -float(np.log(p).sum())
-        if memory is not None and many == 1 and not plateau:
+        if many == 1 and not plateau:
             ahead, factor = keeps_going(memory.way, step, far)
             along = rows @ ahead
             more = (factor**2 - 1) * float(along @ along) / 2 - math.log(factor)  # nats that it takes
@@ -390,8 +407,40 @@ def learn(
         W = blend(W, seen, rate) / p
         posterior = unmixed(std * d, np.square(std) / p)
         way = np.zeros(n)
-    memory = Memory(W / total(W), r, fit.amplitudes, np.array([spread]), way, np.array([fit.unexplained]))
+    rest = np.array([fit.unexplained])
+    memory = Memory(W / total(W), r, amplitudes, spread, way, rest, np.full(1, float(view)))
     return Learned(posterior, memory, seen, look, rough, eta, Q)
+
+
+def first_memory(n: int, full: bool) -> Memory:
+    """What is remembered before the first update: nothing matters more than anything else."""
+    W = (np.eye(n) if full else np.ones(n)) / n
+    return Memory(
+        W, np.ones(n), np.zeros((2, 6)), np.ones(2), np.zeros(n), np.ones(1), np.full(1, float(VALUES))
+    )
+
+
+def carried(amplitudes: FloatArray, before: float, now: float) -> FloatArray | None:
+    """Amplitudes (6,) in units of the spread as it is now; None if there are none yet."""
+    if not amplitudes.any():
+        return None
+    # whatever the change of scale, the fit brings them back in range
+    with np.errstate(over="ignore"):
+        ratio: float = min(max(before / max(now, 1e-300), 1e-70), 1e70)
+    return amplitudes * ratio**2
+
+
+def better_view(fits: dict[int, Fit]) -> int:
+    """Ranks unless values leave clearly less unexplained; the one there is if it is the only one.
+
+    A quadratic of the values is worth more where there is one, as it says how far to go. But returns that
+    jump, as where a puck goes into the goal or not, are a few large values among many small ones: all that
+    is fitted are those few, and what looks like curvature is none.
+    """
+    if len(fits) == 1:
+        return next(iter(fits))
+    clearly_less = 1 - fits[VALUES].skill < CLEARLY_LESS * (1 - fits[RANKS].skill)
+    return VALUES if clearly_less else RANKS
 
 
 def remoteness(length: FloatArray) -> FloatArray:
@@ -429,6 +478,18 @@ def scaled(returns: FloatArray, length: FloatArray) -> tuple[FloatArray, float]:
     size = float(np.abs(J).max())
     rms = size * math.sqrt(float(near @ np.square(J / size)))
     return J / rms, rms * largest
+
+
+def ranked(returns: FloatArray, length: FloatArray) -> tuple[FloatArray, float]:
+    """Normal scores of the ranks of the returns, in units of the spread of near ones, as :func:`scaled`."""
+    _, place, counts = np.unique(returns, return_inverse=True, return_counts=True)
+    below = np.cumsum(counts) - counts / 2  # equals share their places
+    scores: FloatArray = ndtri(below / returns.size)[place]
+    near = nearness(remoteness(length))
+    near /= near.sum()
+    scores = scores - near @ scores
+    spread = max(math.sqrt(float(near @ np.square(scores))), 1e-100)
+    return scores / spread, spread
 
 
 def total(W: FloatArray) -> float:
