@@ -95,9 +95,10 @@ OUTLYING = 10.0
 # Episodes further away than so many times the usual squared distance are moved here: they count for nothing.
 FAR = 1e4
 # Two views of the returns: their values, and their ranks. Ranks are taken unless values leave less than this
-# share of what ranks leave unexplained.
+# share of what ranks leave unexplained. They are not asked where values explain this much.
 VALUES, RANKS = 0, 1
 CLEARLY_LESS = 0.75
+WELL_EXPLAINED = 0.9
 # Marks of two episodes next to each other: of mirrored parameters, and of the same.
 MIRRORING, TWICE = (1, -1), (2, 3)
 # Samples m + s and m - s count as twins if they mirror each other up to this share of |s|^2.
@@ -311,6 +312,8 @@ def learn(
     amplitudes, spread = memory.amplitudes.copy(), memory.spread.copy()
     by_value = noise.any() or plateau  # ranks of noise are no better, and a plateau has next to none
     for view in [VALUES] if by_value else [VALUES, RANKS] if compare else [int(memory.view[0])]:
+        if VALUES in fits and fits[VALUES].skill > WELL_EXPLAINED:
+            break
         y, size = (ranked if view == RANKS else scaled)(returns, length)
         measured = noise_variance(noise, size)
         t = carried(amplitudes[view], spread[view], size)
