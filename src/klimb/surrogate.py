@@ -308,7 +308,8 @@ def learn(
     length, N = np.einsum("ij,ij->i", z, z), returns.size
     memory = first_memory(n, full) if memory is None else memory
     W, r = memory.relevance, memory.weights
-    V, measured, fits = prior_shape(W, r, std, rotation), 0.0, {}
+    V, measured = prior_shape(W, r, std, rotation), 0.0
+    fits: dict[int, Fit] = {}
     amplitudes, spread = memory.amplitudes.copy(), memory.spread.copy()
     by_value = noise.any() or plateau  # ranks of noise are no better, and a plateau has next to none
     for view in [VALUES] if by_value else [VALUES, RANKS] if compare else [int(memory.view[0])]:
