@@ -147,7 +147,7 @@ def test_killed_many_times_a_study_goes_on_as_if_nothing_had_happened(tmp_path, 
 
 def test_a_killed_command_resumes_to_the_same_file(tmp_path):
     """The same from the command line, with several kills of one run."""
-    words = ["run", "sphere", "--option", "n_parameters=8", "--episodes", "3000", "--batch", "10", "--quiet"]
+    words = ["run", "sphere", "--option", "n_parameters=8", "--episodes", "1500", "--batch", "10", "--quiet"]
     code = "from klimb.cli import main; main()"
     finished(script(code, *words, "--study", tmp_path / "whole.db"))
     command, moments = [*words, "--study", tmp_path / "parts.db"], []
@@ -157,14 +157,14 @@ def test_a_killed_command_resumes_to_the_same_file(tmp_path):
         before = len(moments) and moments[-1]
         while process.poll() is None and time.monotonic() < until:
             moment = episodes_of(tmp_path / "parts.db")
-            if moment > before + 300:
+            if moment > before + 150:
                 break
             time.sleep(0.01)
         process.kill()
         process.communicate()
         moments.append(episodes_of(tmp_path / "parts.db"))
         command = ["study", "resume", tmp_path / "parts.db", "--quiet"]
-    assert moments[0] < 3000
+    assert moments[0] < 1500
     assert moments == sorted(moments)
     finished(script(code, *command))
     assert contents(tmp_path / "parts.db") == contents(tmp_path / "whole.db")
