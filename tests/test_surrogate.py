@@ -337,39 +337,33 @@ def test_equal_returns_have_equal_scores(rng):
 
 
 @pytest.mark.parametrize("full", [True, False])
-def test_ranks_are_followed_where_returns_jump_and_values_where_they_are_a_bowl(rng, full):
+def test_ranks_are_followed_where_values_explain_nothing(rng, full):
     n, N = 5, 120
-    prior, z = unmixed(np.zeros(n), np.ones(n)), draw_pairs(rng, N // 2, n)
-    slope = z @ np.arange(n)
-    bowl, jump = -np.square(z - 1).sum(1), slope + 1e4 * (slope > np.sort(slope)[-4]) * rng.random(N)
-    for returns, expected in ((bowl, surrogate.VALUES), (jump, surrogate.RANKS)):
-        memory = None
-        for _ in range(5):  # until the amplitudes have settled
-            learned = learn(
-                prior, z, returns, in_pairs(N), full, memory, 8, np.zeros(1), rotation=None, compare=True
-            )
-            memory = learned.memory
-        assert memory.view[0] == expected
-    direction = learned.posterior.mean / np.linalg.norm(learned.posterior.mean)
-    assert direction @ np.arange(n) > 0.9 * np.linalg.norm(np.arange(n))
+    prior, z, slope = unmixed(np.zeros(n), np.ones(n)), draw_pairs(rng, N // 2, n), np.arange(n) / 30**0.5
+    lucky = z @ slope + 100 * (rng.random(N) < 0.1)
+    memory = None
+    for _ in range(5):  # until the amplitudes have settled
+        learned = learn(prior, z, lucky, in_pairs(N), full, memory, 8, np.zeros(1))
+        memory = learned.memory
+    assert learned.skill > 0.3
+    assert slope @ learned.posterior.mean > 0.8 * np.linalg.norm(learned.posterior.mean)
+    by_value = learn(prior, z, lucky, in_pairs(N), full, None, 8, np.full(1, 1e-9))
+    assert by_value.skill < 0.05
 
 
 @pytest.mark.parametrize("full", [True, False])
-def test_what_is_followed_stays_until_it_is_compared_again_and_noise_or_a_plateau_know_values_only(rng, full):
+def test_ranks_are_not_asked_where_values_explain_returns_nor_in_noise_nor_on_a_plateau(rng, full):
     n, N = 4, 60
     prior, z = unmixed(np.zeros(n), np.ones(n)), draw_pairs(rng, N // 2, n)
-    jump = np.exp(5 * z[:, 0])
-    plateau = np.where(z[:, 0] > 1, z[:, 0], 0.0)
+    lucky = z[:, 0] + 100 * (rng.random(N) < 0.1)
 
-    def view(returns, noise, **options):
-        memory = first_memory(n, full)._replace(view=np.full(1, float(surrogate.RANKS)))
-        return learn(prior, z, returns, in_pairs(N), full, memory, 8, noise, **options).memory.view[0]
+    def asked(returns, noise):
+        return learn(prior, z, returns, in_pairs(N), full, None, 8, noise).memory.amplitudes[1].any()
 
-    assert view(-np.square(z).sum(1), np.zeros(1)) == surrogate.RANKS
-    assert view(-np.square(z).sum(1), np.zeros(1), compare=True) == surrogate.VALUES
-    assert view(jump, np.zeros(1), compare=True) == surrogate.RANKS
-    assert view(jump, np.ones(1), compare=True) == surrogate.VALUES
-    assert view(plateau, np.zeros(1), compare=True) == surrogate.VALUES
+    assert asked(lucky, np.zeros(1))
+    assert not asked(lucky, np.ones(1))
+    assert not asked(np.where(z[:, 1] > 1, lucky, lucky.min()), np.zeros(1))
+    assert not asked(-np.square(z).sum(1), np.zeros(1))
 
 
 @pytest.mark.parametrize("full", [True, False])
@@ -607,17 +601,17 @@ def test_a_million_times_steeper_in_one_direction_than_in_another(covariance, se
 
 
 def test_flat_directions_that_closed_in_with_steep_ones_are_opened_again():
-    """Four of 20 directions matter, turned against the parameters; crept along, 1e-5 of the gap was left."""
+    """Four of 20 directions matter, turned against the parameters; crept along, 1e-8 of the gap was left."""
     left = []
-    for seed in range(6):
+    for seed in range(12):
         best = np.random.default_rng(seed).standard_normal(20)
         axes = stats.ortho_group.rvs(20, random_state=seed)[:, :4] * 10.0 ** np.arange(4)
         optimizer = klimb.Optimizer(mean=np.zeros(20), std=1.0, seed=seed)
-        for _ in range(62):
+        for _ in range(90):
             theta = optimizer.ask(8)
             optimizer.tell(theta, -np.square((theta - best) @ axes).sum(1))
         left.append(np.square((optimizer.mean - best) @ axes).sum() / np.square(best @ axes).sum())
-    assert np.log10(left).mean() < -6.5
+    assert np.log10(left).mean() < -10
 
 
 @given(st.integers(0, 10**6), st.floats(1e-3, 50), st.floats(0, 50), st.floats(0.25, 3))

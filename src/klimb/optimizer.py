@@ -28,7 +28,7 @@ T = TypeVar("T", Gaussian, Episodes)
 
 FORMAT = "klimb-optimizer"
 # 1 had no kept episodes, 2 did not begin anew, 3 did not look around; they are read as well.
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 
 
 class Optimizer:

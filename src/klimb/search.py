@@ -57,10 +57,6 @@ LARGEST_FULL_SURROGATE = 1000
 # The surrogate has the mean run twice in the first of so many iterations, with so many episodes between.
 REPEATING, EPISODES_BETWEEN = 4, 24
 
-# Once there are some episodes, the surrogate asks in one of so many iterations whether values or ranks of the
-# returns are explained better: that takes a second fit.
-COMPARING = 4
-
 # Of more new episodes than this the surrogate takes those nearest to the belief.
 MOST_AT_ONCE = 2000
 
@@ -470,8 +466,6 @@ def follow_surrogate(
     """The update of the surrogate, with what is known of the noise (P,); see :mod:`klimb.surrogate`."""
     belief = state.belief
     prior = unmixed(np.zeros(belief.n_parameters), belief.variances)
-    # what an earlier version has remembered otherwise is learned anew
-    memory = Memory(*state.memory) if len(state.memory) == len(Memory._fields) else None
     start = state.start
     if start is None:
         start = Start(belief.mean, belief.std, average(episodes.returns[-n_new:]))
@@ -483,13 +477,11 @@ def follow_surrogate(
         episodes.returns,
         twins,
         search.full,
-        memory,
+        remembered(state),
         n_new,
         noise,
         state.exploration,
         rotation,
-        compare=not state.looking
-        and (state.iteration % COMPARING == 0 or episodes.returns.size <= FEWEST_KEPT),
     )
     new = belief.with_block(None, learned.posterior)
     seen = learned.seen
@@ -514,6 +506,14 @@ def follow_surrogate(
         rough=state.rough + seen_roughness(search, state, learned, n_new),
     )
     return state, info
+
+
+def remembered(state: State) -> Memory | None:
+    """What the surrogate remembers; None if nothing yet, or if an earlier version has made it."""
+    if len(state.memory) != len(Memory._fields):
+        return None
+    memory = Memory(*state.memory)
+    return memory if memory.spread.shape == (2,) else None
 
 
 def seen_roughness(search: Search, state: State, learned: Learned, n_new: int) -> float:
@@ -548,9 +548,9 @@ def ruggedness(state: State) -> FloatArray:
     Seen from afar it is: valleys that are narrow against the spread of the samples differ from what is smooth
     by now more, now less, and an average over many samples tells what is beneath.
     """
-    if state.kept is None or len(state.memory) != len(Memory._fields):
+    memory = remembered(state)
+    if state.kept is None or memory is None:
         return np.empty(0)
-    memory = Memory(*state.memory)
     with np.errstate(over="ignore"):
         return np.full(state.kept.returns.size // 2, float(memory.rest[0] * memory.spread[VALUES] ** 2))
 

@@ -94,11 +94,9 @@ CLOSING_ANYHOW = 0.2
 OUTLYING = 10.0
 # Episodes further away than so many times the usual squared distance are moved here: they count for nothing.
 FAR = 1e4
-# Two views of the returns: their values, and their ranks. Ranks are taken unless values leave less than this
-# share of what ranks leave unexplained. They are not asked where values explain this much.
+# Two views of the returns: their values, and their ranks where the skill of values is no more than this.
 VALUES, RANKS = 0, 1
-CLEARLY_LESS = 0.75
-WELL_EXPLAINED = 0.9
+EXPLAINED = 0.1
 # Marks of two episodes next to each other: of mirrored parameters, and of the same.
 MIRRORING, TWICE = (1, -1), (2, 3)
 # Samples m + s and m - s count as twins if they mirror each other up to this share of |s|^2.
@@ -134,9 +132,7 @@ class Memory(NamedTuple):
     way : (n,)
         Where the mean went, in the whitened coordinates of the belief, but as long as it was in those before.
     rest : (1,)
-        What was unexplained of held-out returns, in units of the squared spread.
-    view : (1,)
-        The view that these are of, :data:`VALUES` or :data:`RANKS`.
+        What was unexplained of the values of held-out returns, in units of their squared spread.
     """
 
     relevance: FloatArray
@@ -145,7 +141,6 @@ class Memory(NamedTuple):
     spread: FloatArray
     way: FloatArray
     rest: FloatArray
-    view: FloatArray
 
 
 class Learned(NamedTuple):
@@ -275,7 +270,6 @@ def learn(
     noise: FloatArray,
     exploration: FloatArray | None = None,
     rotation: FloatArray | None = None,
-    compare: bool = False,
 ) -> Learned:
     """Move the belief as far as the surrogate of these episodes can be trusted.
 
@@ -299,29 +293,28 @@ def learn(
         By how much the new samples vary more than the belief along each coordinate; None: not at all.
     rotation : (n, n)
         Columns are the axes of the local coordinates; None if these are the parameters themselves.
-    compare
-        Whether to ask if values or ranks of the returns are explained better, where there is no noise; else
-        the view of the update before stays.
     """
     n, std, plateau = prior.n_parameters, np.sqrt(prior.variances), on_plateau(returns)
     z = (x if rotation is None else x @ rotation) / std
     length, N = np.einsum("ij,ij->i", z, z), returns.size
     memory = first_memory(n, full) if memory is None else memory
     W, r = memory.relevance, memory.weights
-    V, measured = prior_shape(W, r, std, rotation), 0.0
-    fits: dict[int, Fit] = {}
+    V, rest = prior_shape(W, r, std, rotation), np.zeros(1)
     amplitudes, spread = memory.amplitudes.copy(), memory.spread.copy()
     by_value = noise.any() or plateau  # ranks of noise are no better, and a plateau has next to none
-    for view in [VALUES] if by_value else [VALUES, RANKS] if compare else [int(memory.view[0])]:
-        if VALUES in fits and fits[VALUES].skill > WELL_EXPLAINED:
-            break
-        y, size = (ranked if view == RANKS else scaled)(returns, length)
+    for view, units in ((VALUES, scaled), (RANKS, ranked)):
+        # A quadratic of the values is worth more where there is one, as it says how far to go. But returns
+        # that jump, as where a puck goes into the goal or not, are a few large values among many small ones:
+        # all that is fitted are those few, and what looks like curvature is none.
+        y, size = units(returns, length)
         measured = noise_variance(noise, size)
         t = carried(amplitudes[view], spread[view], size)
-        fits[view] = fit_surrogate(z, y, twins, V, t, std, rotation, measured, exploration, x)
-        amplitudes[view], spread[view] = fits[view].amplitudes, size
-    view = better_view(fits)
-    fit = fits[view]
+        fit = fit_surrogate(z, y, twins, V, t, std, rotation, measured, exploration, x)
+        amplitudes[view], spread[view] = fit.amplitudes, size
+        if view == VALUES:
+            rest[0] = fit.unexplained
+        if by_value or fit.skill > EXPLAINED:
+            break
     unit = math.sqrt(fit.variance)
     g, H, Q = fit.gradient / unit, fit.hessian / unit, fit.skill
     h, axes = np.linalg.eigh(H) if full else (H, None)
@@ -411,17 +404,14 @@ def learn(
         W = blend(W, seen, rate) / p
         posterior = unmixed(std * d, np.square(std) / p)
         way = np.zeros(n)
-    rest = np.array([fit.unexplained])
-    memory = Memory(W / total(W), r, amplitudes, spread, way, rest, np.full(1, float(view)))
+    memory = Memory(W / total(W), r, amplitudes, spread, way, rest)
     return Learned(posterior, memory, seen, look, rough, eta, Q)
 
 
 def first_memory(n: int, full: bool) -> Memory:
     """What is remembered before the first update: nothing matters more than anything else."""
     W = (np.eye(n) if full else np.ones(n)) / n
-    return Memory(
-        W, np.ones(n), np.zeros((2, 6)), np.ones(2), np.zeros(n), np.ones(1), np.full(1, float(VALUES))
-    )
+    return Memory(W, np.ones(n), np.zeros((2, 6)), np.ones(2), np.zeros(n), np.ones(1))
 
 
 def carried(amplitudes: FloatArray, before: float, now: float) -> FloatArray | None:
@@ -432,19 +422,6 @@ def carried(amplitudes: FloatArray, before: float, now: float) -> FloatArray | N
     with np.errstate(over="ignore"):
         ratio: float = min(max(before / max(now, 1e-300), 1e-70), 1e70)
     return amplitudes * ratio**2
-
-
-def better_view(fits: dict[int, Fit]) -> int:
-    """Ranks unless values leave clearly less unexplained; the one there is if it is the only one.
-
-    A quadratic of the values is worth more where there is one, as it says how far to go. But returns that
-    jump, as where a puck goes into the goal or not, are a few large values among many small ones: all that
-    is fitted are those few, and what looks like curvature is none.
-    """
-    if len(fits) == 1:
-        return next(iter(fits))
-    clearly_less = 1 - fits[VALUES].skill < CLEARLY_LESS * (1 - fits[RANKS].skill)
-    return VALUES if clearly_less else RANKS
 
 
 def remoteness(length: FloatArray) -> FloatArray:
