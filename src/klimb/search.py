@@ -28,6 +28,7 @@ from klimb._validation import FloatArray, IntArray, numbers, one_of, share, whol
 from klimb.effectiveness import Effectiveness, resolve
 from klimb.gaussian import Gaussian, diagonal, from_whitened, unmixed
 from klimb.surrogate import (
+    EXPLAINED,
     FEWEST_IN_NOISE,
     FEWEST_KEPT,
     MOST_KEPT,
@@ -60,9 +61,9 @@ REPEATING, EPISODES_BETWEEN = 4, 24
 # Of more new episodes than this the surrogate takes those nearest to the belief.
 MOST_AT_ONCE = 2000
 
-# A search has come to its end where the returns differ by less than this share of what was gained, and get no
-# better by more than so many standard errors; or by less than the second share, the rest being rounding; or
-# where so many of their standard deviations are missing to what was found before.
+# A search has come to its end where the returns differ by less than this share of what was gained, get no
+# better by more than so many standard errors, and are hardly explained; or by less than the second share, the
+# rest being rounding; or where so many of their standard deviations are missing to what was found before.
 CLOSED_IN, TELLING = 0.01, 2.0
 ROUNDING = 1e-12
 BEATEN = 10.0
@@ -385,10 +386,10 @@ def tell(
     if (returns == returns[0]).all() or (surrogate and (theta == theta[0]).all()):
         info = UpdateInfo(informative=False, attempt=state.attempt)
         state = replace(state, iteration=state.iteration + 1)
-        return (next_turn(search, state, fresh.returns.size) if surrogate else state), info
+        return (next_turn(search, state, fresh.returns.size, info) if surrogate else state), info
     if isinstance(search.update, RelevanceSurrogate):
         state, info = follow_surrogate(search, state, episodes, noise, fresh.returns.size)
-        return next_turn(search, state, fresh.returns.size), info
+        return next_turn(search, state, fresh.returns.size, info), info
     belief, memory = state.belief, state.memory
     rng_seed = np.random.SeedSequence(seed, spawn_key=(state.iteration, 1))
     local = belief.to_local(theta)
@@ -555,11 +556,11 @@ def ruggedness(state: State) -> FloatArray:
         return np.full(state.kept.returns.size // 2, float(memory.rest[0] * memory.spread[VALUES] ** 2))
 
 
-def next_turn(search: Search, state: State, n_new: int) -> State:
+def next_turn(search: Search, state: State, n_new: int, info: UpdateInfo) -> State:
     """Go on, or look around where the search is over, or close in on what was seen.
 
     What was found is kept until there is something better. Where so many of the kept episodes are new that
-    these do not tell, nothing is over.
+    these do not tell, nothing is over. `info` is that of the last update.
     """
     kept, n_kept = state.kept, search.keeps(state.belief.n_parameters, noisy=False)
     if kept is not None and kept.returns.size >= n_kept:
@@ -570,17 +571,19 @@ def next_turn(search: Search, state: State, n_new: int) -> State:
         later = kept.returns[half][counts]
         level = average(later) if later.size else -math.inf
         state = replace(state, ahead=state.found is None or level > state.found.level)
-        if not state.looking and 4 * n_new <= kept.returns.size and over(state, kept.returns, noise):
+        explained = info.skill is not None and info.skill > EXPLAINED
+        told = not state.looking and 4 * n_new <= kept.returns.size
+        if told and over(state, kept.returns, noise, explained):
             return looking_around(state, level, noiseless(noise))
     return after_looking(state, n_kept) if state.looking else state
 
 
-def over(state: State, returns: FloatArray, noise: FloatArray) -> bool:
+def over(state: State, returns: FloatArray, noise: FloatArray, explained: bool) -> bool:
     """Whether a search with these kept returns has come to its end, or in noise (P,) has gone on for long."""
     if noiseless(noise):
         half, first = returns.size // 2, math.nan if state.start is None else state.start.level
         best = -math.inf if state.found is None else state.found.level
-        return at_end(returns[:half], returns[half:], first, best)
+        return at_end(returns[:half], returns[half:], first, best, explained)
     n = state.belief.n_parameters
     turn = looks(n, state.attempt + 1) - looks(n, state.attempt)
     return bool(noise.any()) and state.rough > ROUGH and state.spent >= turn
@@ -635,11 +638,14 @@ def average(returns: FloatArray) -> float:
         return float(returns.mean())
 
 
-def at_end(earlier: FloatArray, later: FloatArray, first: float, found: float = -math.inf) -> bool:
+def at_end(
+    earlier: FloatArray, later: FloatArray, first: float, found: float = -math.inf, explained: bool = False
+) -> bool:
     """Whether returns (k,) are no longer better than earlier ones, and closing in will not make them so.
 
     `first` is the level that the search began with, `found` the best level before it. A search that creeps
-    along a valley gets better by far more than the returns of an update differ.
+    along a valley gets better by far more than the returns of an update differ, and one whose returns are
+    `explained` knows where to go, even if it has lost its way for a while.
     """
     largest = max(float(np.abs(earlier).max()), float(np.abs(later).max()), abs(first), 1e-300)
     before, now = earlier / largest, later / largest
@@ -647,7 +653,8 @@ def at_end(earlier: FloatArray, later: FloatArray, first: float, found: float = 
     gain, better = level - first / largest, level - float(before.mean())
     error = math.sqrt((float(before.var()) + spread**2) / now.size)
     beaten = level + BEATEN * spread < found / largest
-    return spread < CLOSED_IN * gain and (better <= TELLING * error or spread < ROUNDING * gain or beaten)
+    stands = better <= TELLING * error and not explained
+    return spread < CLOSED_IN * gain and (stands or spread < ROUNDING * gain or beaten)
 
 
 def by_parameter(belief: Gaussian, seen: FloatArray, unit: FloatArray) -> FloatArray:

@@ -94,9 +94,10 @@ CLOSING_ANYHOW = 0.2
 OUTLYING = 10.0
 # Episodes further away than so many times the usual squared distance are moved here: they count for nothing.
 FAR = 1e4
-# Two views of the returns: their values, and their ranks where the skill of values is no more than this.
-VALUES, RANKS = 0, 1
+# With a skill of no more than this, returns are hardly explained. Then their ranks are followed instead of
+# their values.
 EXPLAINED = 0.1
+VALUES, RANKS = 0, 1
 # Marks of two episodes next to each other: of mirrored parameters, and of the same.
 MIRRORING, TWICE = (1, -1), (2, 3)
 # Samples m + s and m - s count as twins if they mirror each other up to this share of |s|^2.
