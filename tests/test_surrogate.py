@@ -19,10 +19,10 @@ from klimb.surrogate import (
     bounded_step,
     climb,
     closing,
+    filtered,
     find_twins,
     first_memory,
     fit_surrogate,
-    gain,
     gather,
     keeps_going,
     largest_share,
@@ -767,17 +767,33 @@ def test_in_noise_the_mean_goes_as_far_as_bayes_would(n_new, h, noise, wide):
     looks = np.full(n_new, wide * h)
     covariance = np.outer(looks, looks) + noise * np.eye(n_new)
     expected = looks @ np.linalg.solve(covariance, looks * 1.7) / 1.7
-    share = gain(np.zeros(1), np.array([h]), noise, np.array([n_new * wide**2]), 0.0)
+    told_by = np.array([n_new * wide**2])
+    share = filtered(np.ones(1), np.zeros(1), np.array([h]), noise, told_by, 0.0)
     np.testing.assert_allclose(share, expected, atol=1e-9)
 
 
-@given(st.integers(0, 10**6), st.integers(1, 40), st.integers(0, 1000), st.floats(0, 1e300))
-def test_the_mean_goes_at_least_the_share_of_new_episodes_and_at_most_all_the_way(seed, n_new, older, noise):
-    g, h = np.random.default_rng(seed).standard_normal((2, 5)) * 1e100
-    least = n_new / (n_new + older)
-    share = gain(g, h, noise, np.full(5, n_new), least)
-    assert ((share >= least * (1 - 1e-12)) & (share <= 1)).all()
-    assert (gain(g, h, 0.0, np.full(5, n_new), least) == 1).all()
+@given(st.integers(0, 10**6), st.integers(1, 40), st.integers(0, 1000), st.floats(-320, 0), st.floats(0, 1))
+def test_the_mean_goes_at_least_the_share_of_new_episodes_and_at_most_all_the_way(
+    seed, n_new, older, log_noise, doubtful
+):
+    rng = np.random.default_rng(seed)
+    d, g, h = rng.standard_normal((3, 5))
+    told_by, least, noise = n_new * rng.uniform(1, 9, 5), n_new / (n_new + older), 10.0**log_noise
+    gone = filtered(d, g, h, noise, told_by, least, doubtful)
+    assert least * (1 - 1e-9) <= gone @ d / (d @ d) <= 1 + 1e-9
+    np.testing.assert_array_equal(filtered(d, g, h, 0.0, told_by, least, doubtful), d)
+
+
+@given(st.integers(0, 10**6), st.floats(0.01, 10), st.floats(0, 1))
+def test_what_new_episodes_justify_does_not_hang_on_the_axes_but_for_what_is_doubtful(seed, noise, doubtful):
+    rng = np.random.default_rng(seed)
+    d, g, h = rng.standard_normal((3, 5))
+    told = np.diag(np.sqrt(rng.uniform(1, 9, 5) / noise))
+    slope = np.outer(g, g)
+    M = told @ (np.diag(h**2) + doubtful * np.diag(np.diag(slope)) + (1 - doubtful) * slope) @ told
+    expected = d - 0.8 * np.linalg.solve(np.eye(5) + M, d)
+    gone = filtered(d, g, h, noise, np.diag(told) ** 2 * noise, 0.2, doubtful)
+    np.testing.assert_allclose(gone, expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("n", [5, 20])

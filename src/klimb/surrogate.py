@@ -50,6 +50,8 @@ ALONG = 5
 SIGNAL = (0, 1, 2, ALONG)
 # A share below this is as good as none; above, the returns at hand are all but equal.
 SMALLEST_SHARE, LARGEST_SHARE = 1e-12, 1e4
+# A variance of noise below this share of all is counted as this: what it is divided by stays in range.
+SMALLEST_NOISE = 1e-200
 # Steps towards the greatest likelihood per update. It moves on slowly, and so do they.
 STEPS = 2
 # Share of the prior that goes to all directions alike, so that none is ever given up, and of the relevance of
@@ -352,7 +354,10 @@ def learn(
         bound, doubt = max(bound, NATS_IN_NOISE * share), doubt * (1 - share)
         slope = g if axes is None else axes.T @ g
         climbed = climb(slope, h - doubt, bound)
-        climbed *= gain(slope, h, share * fit.unexplained / fit.variance, n_new * reach, n_new / N)
+        hidden = share * fit.unexplained / fit.variance
+        climbed = filtered(
+            climbed, slope, h, hidden, n_new * reach, n_new / N, doubtful=largest_share(noise, share)
+        )
         scale = widening(fit.amplitudes, V)
         if Q == LARGEST_SKILL and float(climbed @ climbed) > 1.98 * bound:
             scale = max(scale, 0.0)  # all is explained, and the way is longer than an update may go
@@ -781,20 +786,33 @@ def climb(g: FloatArray, h: FloatArray, bound: float) -> FloatArray:
     return d
 
 
-def gain(g: FloatArray, h: FloatArray, noise: float, told_by: FloatArray, least: float) -> FloatArray:
-    """Share of the way to the surrogate's optimum that new episodes justify in each direction, (n,) up to 1.
+def filtered(
+    d: FloatArray,
+    g: FloatArray,
+    h: FloatArray,
+    noise: float,
+    told_by: FloatArray,
+    least: float,
+    doubtful: float = 0.0,
+) -> FloatArray:
+    """As much of the way d (n,) to the surrogate's optimum as new episodes justify.
 
     The belief has learned from the other kept episodes before, and to follow these again would be to follow
-    their noise. Seen from the belief, new returns with noise of the variance `noise` tell the slope g and the
-    curvature h of a direction with the precision `told_by` (g^2 + h^2) / noise, where `told_by` (n,) is the
-    sum of their squared distances along it. A filter that knows 1 before goes the share told / (1 + told) of
-    the way: here that of the new episodes at `least`, and all of it without noise.
+    their noise. Seen from the belief, new returns with noise of the variance `noise` tell where the optimum
+    is with the precision M = (gg' + HH) `told_by` / noise, where `told_by` (n,) are sums of their squared
+    distances. A filter that knows I before goes (I + M)^-1 M d: here that of the new episodes at `least`, and
+    all of it without noise. By the share `doubtful` the slope counts as if its parts along the axes of H had
+    been told one by one, since noise takes all of them for one.
     """
     if noise <= 0:
-        return np.ones_like(g)
-    with np.errstate(over="ignore"):
-        told: FloatArray = told_by * (np.square(g) + np.square(h)) / noise
-    return 1 - (1 - least) / (1 + told)
+        return d
+    told = told_by / max(noise, SMALLEST_NOISE)
+    own = 1 + told * (np.square(h) + doubtful * np.square(g))
+    u = np.sqrt((1 - doubtful) * told) * g
+    v = u / own
+    rest = d / own  # (I + M)^-1 d, by Sherman and Morrison
+    rest -= v * (float(u @ rest) / (1 + float(u @ v)))
+    return d - (1 - least) * rest
 
 
 def unknowns(n: int, full: bool) -> int:
