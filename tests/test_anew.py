@@ -289,39 +289,41 @@ def test_a_file_holds_what_stands_aside(ended, tmp_path):
     assert np.array_equal(loaded.ask(8), ended.ask(8))
 
 
-def test_a_file_of_before_is_read_and_goes_on_without_beginning_anew(tmp_path):
+def saved_by_an_earlier_version(path, change):
+    """An optimizer after its first update, and the same from a file after `change` of its header and arrays."""
     optimizer = klimb.Optimizer(mean=np.full(8, 2.3), std=1.0, seed=1)
     theta = optimizer.ask(8)
     optimizer.tell(theta, rugged(theta))
-    optimizer.save(tmp_path / "state")
-    with np.load(tmp_path / "state") as file:
+    optimizer.save(path)
+    with np.load(path) as file:
         arrays = dict(file)
     header = json.loads(str(arrays.pop("header")))
-    for name in ("attempt", "found", "ahead", "start", "looking", "aside", "spent", "rough"):
-        del header[name]
-    header["version"] = 2
-    del arrays["start_mean"], arrays["memory_5"]
-    arrays["memory_4"] = arrays.pop("start_std")
-    with (tmp_path / "state").open("wb") as file:
+    change(header, arrays)
+    with path.open("wb") as file:
         np.savez(file, header=np.array(json.dumps(header)), **arrays)
-    earlier = klimb.Optimizer.load(tmp_path / "state")
+    return optimizer, klimb.Optimizer.load(path)
+
+
+def test_a_file_of_before_is_read_and_goes_on_without_beginning_anew(tmp_path):
+    def change(header, arrays):
+        for name in ("attempt", "found", "ahead", "start", "looking", "aside", "spent", "rough"):
+            del header[name]
+        header["version"] = 2
+        del arrays["start_mean"], arrays["memory_5"]
+        arrays["memory_4"] = arrays.pop("start_std")
+
+    optimizer, earlier = saved_by_an_earlier_version(tmp_path / "state", change)
     assert np.array_equal(earlier.ask(8), optimizer.ask(8))
     assert np.array_equal(earlier.state.start.std, np.ones(8))
     assert until_anew(earlier, rugged, 2000) is None
 
 
 def test_what_a_file_of_before_remembers_of_values_alone_is_learned_anew(tmp_path):
-    optimizer = klimb.Optimizer(mean=np.full(8, 2.3), std=1.0, seed=1)
-    theta = optimizer.ask(8)
-    optimizer.tell(theta, rugged(theta))
-    optimizer.save(tmp_path / "state")
-    with np.load(tmp_path / "state") as file:
-        arrays = dict(file)
-    header = json.loads(str(arrays.pop("header"))) | {"version": 4}
-    arrays["memory_2"], arrays["memory_3"] = arrays["memory_2"][0], arrays["memory_3"][:1]
-    with (tmp_path / "state").open("wb") as file:
-        np.savez(file, header=np.array(json.dumps(header)), **arrays)
-    earlier = klimb.Optimizer.load(tmp_path / "state")
+    def change(header, arrays):
+        header["version"] = 4
+        arrays["memory_2"], arrays["memory_3"] = arrays["memory_2"][0], arrays["memory_3"][:1]
+
+    optimizer, earlier = saved_by_an_earlier_version(tmp_path / "state", change)
     theta = optimizer.ask(8)
     assert np.array_equal(earlier.ask(8), theta)
     earlier.tell(theta, rugged(theta))
