@@ -290,7 +290,7 @@ def test_a_file_holds_what_stands_aside(ended, tmp_path):
 
 
 def saved_by_an_earlier_version(path, change):
-    """An optimizer after its first update, and the same from a file after `change` of its header and arrays."""
+    """An optimizer after an update, and the same from its file after a `change` of header and arrays."""
     optimizer = klimb.Optimizer(mean=np.full(8, 2.3), std=1.0, seed=1)
     theta = optimizer.ask(8)
     optimizer.tell(theta, rugged(theta))
