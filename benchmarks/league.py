@@ -133,14 +133,17 @@ def report(table: Table, tuned: Collection[str], marks: Sequence[int], kind: Cal
 
 def summary(table: Table, told: Sequence[Difference]) -> str:
     """How often auto leads, and whom it is behind."""
-    behind = {
-        rival: sorted({each.column for each in told if each.rival == rival and each.verdict == "behind"})
-        for rival in RIVALS
-    }
+    worse = [each for each in told if each.verdict == "behind"]
+    behind = {rival: sorted({each.column for each in worse if each.rival == rival}) for rival in RIVALS}
+    whole = {column for column, rows in table.items() if np.isfinite(leading(rows)).all()}
+    lost = sorted({each.column for each in worse if each.rival not in POINTS} & whole)
     return " ".join(
         [
             f"By the mean over seeds, auto is ahead of every other row at every mark in {won(table)}.",
             f"Without the rows that are a single point ({', '.join(POINTS)}): {won(table, POINTS)}.",
+            "Of these others, one or more are ahead of it beyond the 95 % interval at some mark in "
+            f"{len(lost)} of {len(whole)} columns that ran to the end"
+            + (f" ({', '.join(lost)})." if lost else "."),
             f"By the mean vector instead of the population: {won(table, measure='mean vector')}.",
             *(
                 f"It is behind {rival} beyond the 95 % interval at some mark in {len(names)} columns"

@@ -79,6 +79,19 @@ def test_a_rival_that_is_ahead_beyond_the_interval_is_named():
     )
 
 
+def test_whom_any_search_is_ahead_of_beyond_the_interval_is_named_but_not_for_single_points():
+    better, auto = runs([-1.0], [-1.2], [-0.9]), runs([-5.0], [-5.1], [-4.9])
+    table = {
+        "lost": {"auto": auto, "ars": better},
+        "point": {"auto": auto, "nelder-mead": better},
+        "short": {"auto": runs([np.nan], [np.nan]), "ars": better},
+    }
+    report = league.report(table, [], [100], str)
+    assert (
+        "ahead beyond the 95 % interval at some mark in 1 of 2 columns that ran to the end (lost)." in report
+    )
+
+
 def test_a_profile_counts_targets_that_were_ever_reached(table, tmp_path):
     targets = np.array([1.0, 0.5, 0.1, 0.05])
     made = league.profiles(table, {"easy": (0.0, 10.0)}, ["auto", "vkd-cma", "ars"], targets)
