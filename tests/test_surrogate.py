@@ -768,16 +768,24 @@ def test_in_noise_the_mean_goes_as_far_as_bayes_would(n_new, h, noise, wide):
     covariance = np.outer(looks, looks) + noise * np.eye(n_new)
     expected = looks @ np.linalg.solve(covariance, looks * 1.7) / 1.7
     told_by = np.array([n_new * wide**2])
-    share = filtered(np.ones(1), np.zeros(1), np.array([h]), noise, told_by, 0.0)
+    share = filtered(np.ones(1), np.zeros(1), np.array([h]), noise, told_by, 0.0, 0.0)
     np.testing.assert_allclose(share, expected, atol=1e-9)
 
 
-@given(st.integers(0, 10**6), st.integers(1, 40), st.integers(0, 1000), st.floats(-320, 0), st.floats(0, 1))
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 40),
+    st.integers(0, 1000),
+    st.sampled_from([1.0, 1e100]),
+    st.floats(-320, 300),
+    st.floats(0, 1),
+)
 def test_the_mean_goes_at_least_the_share_of_new_episodes_and_at_most_all_the_way(
-    seed, n_new, older, log_noise, doubtful
+    seed, n_new, older, size, log_noise, doubtful
 ):
     rng = np.random.default_rng(seed)
     d, g, h = rng.standard_normal((3, 5))
+    g, h = size * g, size * h
     told_by, least, noise = n_new * rng.uniform(1, 9, 5), n_new / (n_new + older), 10.0**log_noise
     gone = filtered(d, g, h, noise, told_by, least, doubtful)
     assert least * (1 - 1e-9) <= gone @ d / (d @ d) <= 1 + 1e-9

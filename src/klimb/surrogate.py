@@ -793,7 +793,7 @@ def filtered(
     noise: float,
     told_by: FloatArray,
     least: float,
-    doubtful: float = 0.0,
+    doubtful: float,
 ) -> FloatArray:
     """As much of the way d (n,) to the surrogate's optimum as new episodes justify.
 
@@ -806,12 +806,13 @@ def filtered(
     """
     if noise <= 0:
         return d
-    told = told_by / max(noise, SMALLEST_NOISE)
-    own = 1 + told * (np.square(h) + doubtful * np.square(g))
-    u = np.sqrt((1 - doubtful) * told) * g
-    v = u / own
-    rest = d / own  # (I + M)^-1 d, by Sherman and Morrison
-    rest -= v * (float(u @ rest) / (1 + float(u @ v)))
+    with np.errstate(over="ignore"):
+        told = told_by / max(noise, SMALLEST_NOISE)
+        own = 1 + told * (np.square(h) + doubtful * np.square(g))
+        u = np.sqrt((1 - doubtful) * told) * g
+        v = u / own
+        rest = d / own  # (I + M)^-1 d, by Sherman and Morrison
+        rest -= v * (float(u @ rest) / (1 + float(u @ v)))
     return d - (1 - least) * rest
 
 
