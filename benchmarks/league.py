@@ -27,6 +27,7 @@ Runs = dict[int, FloatArray]
 Table = dict[str, dict[str, Runs]]
 """Column -> row -> runs."""
 
+HEADER = ("row", "seed", "mark", "population", "mean", "ms")  # of a column's file
 MEASURES = ("population", "mean vector")
 RIVALS = ("vkd-cma", "dr-creps")  # auto must not be behind these
 POINTS = ("nelder-mead", "random-search")  # these have no search distribution: their population is one point
@@ -54,6 +55,17 @@ def stored(folder: Path, column: str) -> list[dict[str, str]]:
         return []
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def store(folder: Path, column: str, lines: Sequence[Sequence[str]]) -> None:
+    """Add the lines of a run; they take the place of an earlier one of its row and seed, which ended sooner."""
+    folder.mkdir(parents=True, exist_ok=True)
+    row, seed = lines[0][:2]
+    others = [line.values() for line in stored(folder, column) if (line["row"], line["seed"]) != (row, seed)]
+    part = folder / f"{column}.part"
+    with part.open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([HEADER, *others, *lines])
+    part.replace(folder / f"{column}.csv")
 
 
 def levelled(table: Table, ceilings: Mapping[str, float]) -> Table:

@@ -21,7 +21,6 @@ Constants of auto were chosen on the columns of ``TUNED``, with seeds below 100;
 from __future__ import annotations
 
 import argparse
-import csv
 import fnmatch
 import math
 import time
@@ -57,7 +56,6 @@ RESULTS = Path(__file__).parent / "results" / "samples"
 DIFFERENCES = RESULTS.parent / "samples-differences.csv"
 PAGE, PICTURE = DOCS / "samples.md", DOCS / "figures" / "data-profile.png"
 FRONTIER, EARLY_AND_LATE = DOCS / "figures" / "frontier.png", (250, 5000)
-HEADER = ("row", "seed", "mark", "population", "mean", "ms")
 
 
 @dataclass(frozen=True)
@@ -236,16 +234,6 @@ def perform(column: str, row: str, seed: int, last: int) -> list[tuple[str, ...]
     return [(row, str(seed), str(mark), *(f"{value:.8g}" for value in judged[mark]), cost) for mark in marks]
 
 
-def store(column: str, lines: Iterable[Sequence[str]]) -> None:
-    """Add the lines of a run."""
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    path = RESULTS / f"{column}.csv"
-    fresh = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerows(([HEADER] if fresh else []) + list(lines))
-
-
 def gaps(columns: Iterable[str]) -> dict[str, tuple[float, float]]:
     """Optimum, and what the zero vector falls short of it, where the optimum is known."""
     found = {}
@@ -359,7 +347,7 @@ def main() -> None:
             bar = progress.add_task("runs", total=len(jobs))
             for outcome in do_all(perform, jobs, arguments.workers):
                 if outcome.trouble is None:
-                    store(outcome.job[0], outcome.result)
+                    league.store(RESULTS, outcome.job[0], outcome.result)
                 else:
                     console.print(f"{outcome.job}: {outcome.trouble}")
                 progress.advance(bar)

@@ -39,6 +39,21 @@ def test_one_seed_decides_nothing(table):
     assert ("hard", "ars", 250) not in verdicts  # a run that did not go so far is not compared there
 
 
+def test_a_longer_run_takes_the_place_of_a_shorter_one(tmp_path):
+    def lines(row, seed, *marks):
+        return [(row, str(seed), str(mark), f"{-mark}", "0.5", "0.1") for mark in marks]
+
+    for run in (lines("auto", 100, 100), lines("ars", 100, 100), lines("auto", 101, 100)):
+        league.store(tmp_path / "new", "sphere", run)
+    league.store(tmp_path / "new", "sphere", lines("auto", 100, *MARKS))
+    found = league.read(tmp_path / "new", ["sphere"], ["auto", "ars"], MARKS)["sphere"]
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["sphere.csv"]
+    assert len(league.stored(tmp_path / "new", "sphere")) == 4
+    np.testing.assert_array_equal(found["auto"][100], [[-100, 0.5], [-250, 0.5]])
+    np.testing.assert_array_equal(found["auto"][101], [[-100, 0.5], [np.nan, np.nan]])
+    np.testing.assert_array_equal(found["ars"][100], [[-100, 0.5], [np.nan, np.nan]])
+
+
 def test_leading_is_by_the_mean_over_seeds_at_every_mark(table):
     np.testing.assert_array_equal(league.leading(table["easy"]), [True, True])
     np.testing.assert_array_equal(league.leading(table["hard"]), [False, True])
