@@ -41,6 +41,7 @@ from klimb.surrogate import (
     matched,
     measured_noise,
     noiseless,
+    rarely_good,
     unknowns,
 )
 from klimb.updates import CrossEntropy, ModelBased, RelevanceSurrogate, Update, UpdateInfo
@@ -483,6 +484,7 @@ def follow_surrogate(
         noise,
         state.exploration,
         rotation,
+        rare=not state.looking and rarely_good(episodes.returns),
     )
     new = belief.with_block(None, learned.posterior)
     seen = learned.seen
@@ -610,11 +612,12 @@ def looking_around(state: State, level: float, for_good: bool) -> State:
     first one itself stands aside, as it may go on.
     """
     looker, start = state.aside, state.start
+    found = Found(state.belief, level) if state.ahead else state.found
     if looker is None:
         assert start is not None
+        assert found is not None
         aside = None if for_good else state
-        looker = State(diagonal(start.mean, start.std), looking=True, aside=aside)
-    found = Found(state.belief, level) if state.ahead else state.found
+        looker = State(diagonal(found.belief.mean, start.std), looking=True, aside=aside)
     return replace(looker, iteration=state.iteration, attempt=state.attempt + 1, found=found, ahead=False)
 
 

@@ -89,6 +89,8 @@ SHORTEST_AXIS = 1e-5
 SHARE_OF_WAY, LARGEST_WIDENING = 0.5, math.sqrt(2)
 # By this share the belief closes in more slowly where nothing is explained and there is no noise.
 HESITATION = 0.5
+# And by this share of the pace that is left where good returns are rare.
+BOLD = 0.3
 # On a plateau the belief closes in by this share of what it may even if that has not paid so far.
 CLOSING_ANYHOW = 0.2
 # Returns of near episodes that are further from the quartiles than so many interquartile ranges count as if
@@ -100,6 +102,8 @@ FAR = 1e4
 # their values.
 EXPLAINED = 0.1
 VALUES, RANKS = 0, 1
+# Good returns are rare where their skewness is above 0 by so many standard errors.
+SKEWED = 2.0
 # Marks of two episodes next to each other: of mirrored parameters, and of the same.
 MIRRORING, TWICE = (1, -1), (2, 3)
 # Samples m + s and m - s count as twins if they mirror each other up to this share of |s|^2.
@@ -273,6 +277,7 @@ def learn(
     noise: FloatArray,
     exploration: FloatArray | None = None,
     rotation: FloatArray | None = None,
+    rare: bool = False,
 ) -> Learned:
     """Move the belief as far as the surrogate of these episodes can be trusted.
 
@@ -296,6 +301,8 @@ def learn(
         By how much the new samples vary more than the belief along each coordinate; None: not at all.
     rotation : (n, n)
         Columns are the axes of the local coordinates; None if these are the parameters themselves.
+    rare
+        Whether good returns are rare, so that it is worth while to be bold as long as nothing is explained.
     """
     n, std, plateau = prior.n_parameters, np.sqrt(prior.variances), on_plateau(returns)
     z = (x if rotation is None else x @ rotation) / std
@@ -304,19 +311,23 @@ def learn(
     W, r = memory.relevance, memory.weights
     V, rest = prior_shape(W, r, std, rotation), np.zeros(1)
     amplitudes, spread = memory.amplitudes.copy(), memory.spread.copy()
-    by_value = noise.any() or plateau  # ranks of noise are no better, and a plateau has next to none
+    bold = False
     for view, units in ((VALUES, scaled), (RANKS, ranked)):
         # A quadratic of the values is worth more where there is one, as it says how far to go. But returns
         # that jump, as where a puck goes into the goal or not, are a few large values among many small ones:
         # all that is fitted are those few, and what looks like curvature is none.
         y, size = units(returns, length)
-        measured = noise_variance(noise, size)
+        measured = 0.0 if bold else noise_variance(noise, size)
         t = carried(amplitudes[view], spread[view], size)
         fit = fit_surrogate(z, y, twins, V, t, std, rotation, measured, exploration, x)
         amplitudes[view], spread[view] = fit.amplitudes, size
         if view == VALUES:
             rest[0] = fit.unexplained
-        if by_value or fit.skill > EXPLAINED:
+            taken = noise_share(measured, fit.unexplained)  # for noise; of no more than all:
+            certain = no_noise(noise, noise_share(measured, min(1.0, fit.unexplained)))
+            bold = rare and not plateau and fit.skill <= EXPLAINED
+        # ranks of noise are no better than values, and a plateau has next to none
+        if plateau or fit.skill > EXPLAINED or (noise.any() and not bold):
             break
     unit = math.sqrt(fit.variance)
     g, H, Q = fit.gradient / unit, fit.hessian / unit, fit.skill
@@ -343,15 +354,17 @@ def learn(
         near = noise_share(measured, fit.nearby)
         held_out = (near ** (1 + told_all) * share ** (1 - told_all)) ** 0.5
         look = held_out ** (1 - told_all / 2) * fit.hidden ** (told_all / 2)
-        rough = (1 - Q) * (1 - share)
+        rough = (1 - Q) * (1 - taken)
         # without skill, by the share of new episodes: noise must not stop the search for good
         bound = max(odds(fit, N, wide), n_new / max(FEWEST_KEPT, N))
-        # and by their number as far as what is unexplained (no more than all) is no noise: they are too few
+        # and by their number as far as what is unexplained is no noise: they are too few
         few = max(NATS_PER_EPISODE * n_new, NATS_PER_PARAMETER * (n / N - 1))
-        certain = no_noise(noise, noise_share(measured, min(1.0, fit.unexplained)))
+        if bold:
+            few = max(few, LARGEST_STEP * far)
         bound = max(bound, certain**2 * few)
         # what noise hides is no reason for doubt: the filter below goes as far as it tells
         bound, doubt = max(bound, NATS_IN_NOISE * share), doubt * (1 - share)
+        doubt = 0.0 if bold else doubt
         slope = g if axes is None else axes.T @ g
         climbed = climb(slope, h - doubt, bound)
         hidden = share * fit.unexplained / fit.variance
@@ -367,6 +380,8 @@ def learn(
                 scale *= Q * min(1.0, float(climbed @ climbed))  # and what leads out of the belief
         else:  # what many episodes leave unexplained, and is no noise, is rugged: there are valleys to choose
             scale *= 1 - HESITATION * (1 - Q) * certain * many
+            if bold:
+                scale *= BOLD * certain
     # the target: as much of the curvature as the skill supports, positive definite by construction
     explained = float(g @ g + np.square(h).sum() / 2)
     phi = min(1.0, Q / explained) if explained > 0 else 0.0
@@ -834,6 +849,18 @@ def change_of_step(n: int) -> float:
 def on_plateau(returns: FloatArray) -> bool:
     """Whether half of the returns or more are the worst: a landscape without slope but for a few spots."""
     return bool(2 * np.count_nonzero(returns == returns.min()) >= returns.size)
+
+
+def rarely_good(returns: FloatArray) -> bool:
+    """Whether returns (N,) are skewed to the good side, by more than chance: a few far above the others.
+
+    Those of a bowl are skewed to the bad side, of which there is more than of the good one. A puck that goes
+    into the goal now and then, or legs that take a step, are known by this before anything is explained.
+    """
+    J = returns / max(float(np.abs(returns).max()), 1e-300)
+    away = J - J.mean()
+    spread = math.sqrt(float(np.square(away).mean()))
+    return spread > 0 and float(np.mean((away / spread) ** 3)) > SKEWED * math.sqrt(6 / J.size)
 
 
 def gather(z: FloatArray, returns: FloatArray, n_new: int) -> tuple[FloatArray, float]:
