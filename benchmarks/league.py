@@ -58,7 +58,7 @@ def stored(folder: Path, column: str) -> list[dict[str, str]]:
 
 
 def store(folder: Path, column: str, lines: Sequence[Sequence[str]]) -> None:
-    """Add the lines of a run; they take the place of an earlier one of its row and seed, which ended sooner."""
+    """Add the lines of a run; they take the place of an earlier one of its row and seed."""
     folder.mkdir(parents=True, exist_ok=True)
     row, seed = lines[0][:2]
     others = [line.values() for line in stored(folder, column) if (line["row"], line["seed"]) != (row, seed)]

@@ -38,6 +38,7 @@ from klimb.surrogate import (
     on_plateau,
     prior_shape,
     ranked,
+    rarely_good,
     remoteness,
     reweighted,
     scaled,
@@ -364,6 +365,71 @@ def test_ranks_are_not_asked_where_values_explain_returns_nor_in_noise_nor_on_a_
     assert not asked(lucky, np.ones(1))
     assert not asked(np.where(z[:, 1] > 1, lucky, lucky.min()), np.zeros(1))
     assert not asked(-np.square(z).sum(1), np.zeros(1))
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(3, 400), st.floats(-300, 290), st.floats(-3, 3))
+def test_good_returns_are_rare_where_their_skewness_is_two_standard_errors_above_0(seed, N, exponent, shape):
+    x = np.random.default_rng(seed).standard_normal(N)
+    returns = np.expm1(shape * x)
+    excess = stats.skew(returns) - 2 * math.sqrt(6 / N)
+    if abs(excess) > 1e-6:
+        assert rarely_good(10.0**exponent * returns / np.abs(returns).max()) == (excess > 0)
+
+
+def test_no_returns_that_are_all_equal_are_rare():
+    assert not rarely_good(np.zeros(10))
+    assert not rarely_good(np.full(10, 1e300))
+
+
+def test_bowls_are_not_taken_for_landscapes_of_rare_good_returns(rng):
+    for k in (1, 3, 10, 100):
+        returns = -np.square(rng.standard_normal((200, 50, k))).sum(2)
+        assert np.mean([rarely_good(each) for each in returns]) < 0.01
+
+
+def told_of_lucky_ones(rng, full, noise, rare=True):
+    """An update from 200 returns of which a tenth are lucky, with noise as a share of their variance."""
+    n, N = 30, 200
+    z = draw_pairs(rng, N // 2, n)
+    returns = z[:, 0] + 8 * (rng.random(N) < 0.1)
+    assert rarely_good(returns)
+    amplitudes = np.array([1e-3, 1, 1, 1, 1, 0])
+    memory = first_memory(n, full)._replace(amplitudes=np.array([amplitudes, amplitudes]))
+    measured = np.full(8, noise * float(returns.var()))
+    prior = unmixed(np.zeros(n), np.ones(n))
+    return learn(prior, z, returns, in_pairs(N), full, memory, 8, measured, rare=rare)
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_where_good_returns_are_rare_the_mean_goes_far_and_the_belief_closes_in_slowly(full):
+    bold, usual = (told_of_lucky_ones(np.random.default_rng(1), full, 0.0, rare) for rare in (True, False))
+    far, near = (float(np.linalg.norm(each.posterior.mean)) for each in (bold, usual))
+    assert far > 10 * near
+    assert far**2 / 2 == pytest.approx(4.0, rel=0.1)  # all that an update without skill may take
+    closed = [-0.5 * float(np.log(each.posterior.variances).sum()) for each in (bold, usual)]
+    assert closed[0] == pytest.approx(0.3 * closed[1], rel=0.1)
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_it_is_bold_in_noise_as_far_as_noise_is_not_what_is_unexplained(full):
+    learned = [told_of_lucky_ones(np.random.default_rng(1), full, noise) for noise in (0.0, 0.3, 1.0)]
+    assert all(each.memory.amplitudes[1].any() for each in learned)  # ranks are followed
+    assert all(each.noise == 0 for each in learned)  # and no samples drawn wider
+    nats = [float(np.square(each.posterior.mean).sum()) / 2 for each in learned]
+    assert nats[1] < 0.7 * nats[0]
+    assert nats[2] < 0.1 * nats[1]
+
+
+def test_nor_is_it_bold_on_a_plateau_or_where_values_explain_returns(rng):
+    n, N = 5, 100
+    prior, z = unmixed(np.zeros(n), np.ones(n)), draw_pairs(rng, N // 2, n)
+    for returns in (np.where(z[:, 0] > 1.5, 1.0, 0.0), -np.square(z - 1).sum(1)):
+        bold, usual = (
+            learn(prior, z, returns, in_pairs(N), True, None, 8, np.zeros(1), rare=rare).posterior
+            for rare in (True, False)
+        )
+        np.testing.assert_array_equal(bold.mean, usual.mean)
+        np.testing.assert_array_equal(bold.variances, usual.variances)
 
 
 @pytest.mark.parametrize("full", [True, False])
