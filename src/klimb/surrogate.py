@@ -323,7 +323,7 @@ def learn(
         amplitudes[view], spread[view] = fit.amplitudes, size
         if view == VALUES:
             rest[0] = fit.unexplained
-            taken = noise_share(measured, fit.unexplained)  # for noise; of no more than all:
+            taken = noise_share(measured, fit.unexplained)  # by noise; below: of no more than all
             certain = no_noise(noise, noise_share(measured, min(1.0, fit.unexplained)))
             bold = rare and not plateau and fit.skill <= EXPLAINED
         # ranks of noise are no better than values, and a plateau has next to none
@@ -359,12 +359,11 @@ def learn(
         bound = max(odds(fit, N, wide), n_new / max(FEWEST_KEPT, N))
         # and by their number as far as what is unexplained is no noise: they are too few
         few = max(NATS_PER_EPISODE * n_new, NATS_PER_PARAMETER * (n / N - 1))
-        if bold:
-            few = max(few, LARGEST_STEP * far)
+        if bold:  # further out, whatever the landscape is like there
+            few, doubt = max(few, LARGEST_STEP * far), 0.0
         bound = max(bound, certain**2 * few)
         # what noise hides is no reason for doubt: the filter below goes as far as it tells
         bound, doubt = max(bound, NATS_IN_NOISE * share), doubt * (1 - share)
-        doubt = 0.0 if bold else doubt
         slope = g if axes is None else axes.T @ g
         climbed = climb(slope, h - doubt, bound)
         hidden = share * fit.unexplained / fit.variance
