@@ -61,10 +61,9 @@ def all_alone(count):
     return matched(np.zeros(count, dtype=np.int64))
 
 
-def remembering(n, full, amplitudes):
-    """Memory of values of the returns with these amplitudes."""
-    memory = first_memory(n, full)
-    return memory._replace(amplitudes=np.array([amplitudes, np.zeros(6)]))
+def remembering(n, full, values, ranks=(0, 0, 0, 0, 0, 0)):
+    """Memory of these amplitudes of values, and of ranks, of the returns."""
+    return first_memory(n, full)._replace(amplitudes=np.array([values, ranks], dtype=np.float64))
 
 
 def quadratic_returns(z, g, H):
@@ -393,8 +392,8 @@ def told_of_lucky_ones(rng, full, noise, rare=True):
     z = draw_pairs(rng, N // 2, n)
     returns = z[:, 0] + 8 * (rng.random(N) < 0.1)
     assert rarely_good(returns)
-    amplitudes = np.array([1e-3, 1, 1, 1, 1, 0])
-    memory = first_memory(n, full)._replace(amplitudes=np.array([amplitudes, amplitudes]))
+    amplitudes = [1e-3, 1, 1, 1, 1, 0]
+    memory = remembering(n, full, amplitudes, amplitudes)
     measured = np.full(8, noise * float(returns.var()))
     prior = unmixed(np.zeros(n), np.ones(n))
     return learn(prior, z, returns, in_pairs(N), full, memory, 8, measured, rare=rare)

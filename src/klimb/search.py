@@ -606,10 +606,11 @@ def looks(n: int, attempt: int) -> int:
 
 
 def looking_around(state: State, level: float, for_good: bool) -> State:
-    """Look at the landscape as a whole: as the search began, or where it stopped looking the time before.
+    """Look at the landscape as a whole, or go on with that where it stopped the time before.
 
-    What the search has come to is kept if its `level` is the best so far; unless it is left `for_good`, the
-    first one itself stands aside, as it may go on.
+    At first it looks as widely as the search began, around the best that was found. What the search has
+    come to is kept if its `level` is the best so far; unless it is left `for_good`, the first one itself
+    stands aside, as it may go on.
     """
     looker, start = state.aside, state.start
     found = Found(state.belief, level) if state.ahead else state.found

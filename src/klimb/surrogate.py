@@ -347,7 +347,7 @@ def learn(
     else:
         # each direction has its share of the held-out error: where the slope is no more, a step is about 1
         doubt = math.sqrt((1 - Q) / n)
-        share = noise_share(measured, fit.unexplained)
+        share = 0.0 if bold else taken
         # held-out returns suffer from what episodes do not tell, too, the more the further away they are, and
         # the likelihood takes ruggedness for curvature: near ones and it have a say where the episodes can
         # tell a quadratic, and else near and far ones alike
