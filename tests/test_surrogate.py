@@ -14,7 +14,10 @@ from scipy import optimize, stats
 import klimb
 from klimb import surrogate
 from klimb.gaussian import unmixed
+from klimb.search import Episodes, run_once
 from klimb.surrogate import (
+    AWAY,
+    TWICE,
     Fit,
     bounded_step,
     climb,
@@ -231,23 +234,103 @@ def test_what_is_run_twice_measures_the_noise(rng):
     rows = np.array([z[0], z[1], -z[1], z[0], z[2], z[3], z[3]])
     order, twin = find_twins(rows)
     pairs = {(twin[k], frozenset(order[k : k + 2])) for k in (0, 2, 4)}
-    assert pairs == {(1, frozenset({1, 2})), (2, frozenset({0, 3})), (2, frozenset({5, 6}))}
+    first_is_nearer = np.square(z[0]).sum() < np.square(z[3]).sum()
+    near, far = (2, 4) if first_is_nearer else (4, 2)  # the nearest is taken for the mean
+    assert pairs == {(1, frozenset({1, 2})), (near, frozenset({0, 3})), (far, frozenset({5, 6}))}
     np.testing.assert_array_equal(twin[order == 4], [0])
     returns = np.array([1.0, 5.0, 9.0, 4.0, 0.0, 2.0, 3.0])
-    assert sorted(measured_noise(returns[order], twin)) == [1.0 / 2, 9.0 / 2]
-    assert measured_noise(returns, np.array([3, 2, -1, 2, 2, 1, 3])).size == 0  # pairs that were cut in two
+    at_mean, away = (measured_noise(returns[order], twin, marks) for marks in (TWICE, AWAY))
+    assert (at_mean, away) == ((9 / 2, 1 / 2) if first_is_nearer else (1 / 2, 9 / 2))
+    for marks in (TWICE, AWAY):  # pairs that were cut in two
+        assert measured_noise(returns, np.array([3, 2, -1, 2, 4, 1, 5]), marks).size == 0
+
+
+def test_the_mean_is_told_from_other_samples_that_were_run_twice(rng):
+    z = rng.standard_normal((3, 4))
+    order, twin = find_twins(np.array([z[0], z[0], 0 * z[0], 0 * z[0], z[1], z[1], z[2], -z[2]]))
+    assert set(order[np.isin(twin, TWICE)]) == {2, 3}
+    assert set(order[np.isin(twin, AWAY)]) == {0, 1, 4, 5}
 
 
 @pytest.mark.parametrize("noisy", [False, True])
 def test_the_mean_is_run_twice_now_and_then_unless_there_is_no_noise(rng, noisy):
-    optimizer, repeats = klimb.Optimizer(mean=np.zeros(5), std=1.0, seed=0), []
-    for _ in range(12):
+    optimizer, repeats, again = klimb.Optimizer(mean=np.zeros(5), std=1.0, seed=0), [], []
+    for _ in range(16):
         theta = optimizer.ask(8)
         repeats.append(bool((theta[:2] == optimizer.mean).all()))
+        again.append(bool((theta[2] == theta[3]).all()))
         mirrored = theta - optimizer.mean
+        mirrored[3] *= -1 if again[-1] else 1
         np.testing.assert_allclose(mirrored[::2], -mirrored[1::2], atol=1e-12)
         optimizer.tell(theta, -np.square(theta - 1).sum(1) + noisy * rng.standard_normal(8))
-    assert np.flatnonzero(repeats).tolist() == ([0, 4, 8] if noisy else [0])
+    assert np.flatnonzero(repeats).tolist() == ([0, 4, 8, 12] if noisy else [0])
+    assert np.flatnonzero(again).tolist() == ([4, 12] if noisy else [])  # a sample too, every other time
+
+
+def test_asked_one_by_one_the_sample_that_is_run_twice_is_the_same(rng):
+    together, one_by_one = (klimb.Optimizer(mean=np.ones(5), std=1.0, seed=0) for _ in range(2))
+    for _ in range(4):
+        theta, returns = together.ask(8), rng.standard_normal(8)
+        together.tell(theta, returns)
+        one_by_one.tell(one_by_one.ask(8), returns)
+    theta = together.ask(8)
+    np.testing.assert_array_equal(theta[2], theta[3])
+    np.testing.assert_array_equal(theta, np.vstack([one_by_one.ask(1) for _ in range(8)]))
+
+
+def test_what_was_run_twice_away_from_the_mean_counts_once_with_its_average(rng):
+    theta, returns = rng.standard_normal((7, 3)), rng.standard_normal(7)
+    twin = np.array([5, 2, 3, 4, 5, 1, -1])  # the first one has lost its twin
+    once = run_once(Episodes(theta, returns, twin))
+    np.testing.assert_array_equal(once.theta, np.delete(theta, 4, axis=0))
+    np.testing.assert_array_equal(once.twin, [5, 2, 3, 0, 1, -1])
+    others = np.delete(returns, [3, 4])
+    np.testing.assert_allclose(once.returns, np.insert(others, 3, returns[3:5].mean()))
+    whole = Episodes(theta, returns, np.zeros(7, dtype=np.int64))
+    assert run_once(whole) is whole
+
+
+def test_noise_that_grows_away_from_the_mean_is_seldom_taken_for_a_rugged_landscape():
+    """At the mean there is next to none of it: only what was run twice further out tells (.8 without)."""
+    rough = []
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+
+        def f(theta, rng=rng):
+            away = float(theta @ theta)
+            return -0.01 * away + min(1.0, away / 40) * rng.standard_normal()
+
+        found = klimb.maximize(f, mean=np.full(40, 0.05), std=1.0, episodes=216, seed=seed)
+        rough.append(found.optimizer.state.rough)
+    assert np.mean(rough) < 0.6
+
+
+def test_with_noise_away_from_the_mean_less_is_rough(rng):
+    z = draw_pairs(rng, 100, 10)
+    returns = rng.standard_normal(200)
+    prior = unmixed(np.zeros(10), np.ones(10))
+    noise = np.full(6, 0.01)
+    rough = [
+        learn(prior, z, returns, in_pairs(200), True, None, 8, noise, away=away).rough
+        for away in (None, np.empty(0), np.full(3, 0.01), np.full(3, 0.5), np.full(3, 1.0))
+    ]
+    assert rough[0] == rough[1] == rough[2] > 0.9
+    assert rough[2] > rough[3] > rough[4]
+    assert rough[4] < 0.2
+
+
+def test_with_noise_away_from_the_mean_the_mean_is_less_bold(rng):
+    """As far as what is unexplained is no noise, few episodes are taken to tell a little at least."""
+    z = draw_pairs(rng, 20, 50)
+    returns = z[:, 0] + 3 * rng.standard_normal(40)
+    prior = unmixed(np.zeros(50), np.ones(50))
+    ways = [
+        np.linalg.norm(
+            learn(prior, z, returns, in_pairs(40), True, None, 8, np.full(6, 0.01), away=away).posterior.mean
+        )
+        for away in (np.full(3, 0.01), np.full(3, 9.0))
+    ]
+    assert ways[1] < 0.5 * ways[0]
 
 
 @pytest.mark.parametrize(("batch", "expected"), [(2, 16), (4, 8), (8, 4), (40, 4)])

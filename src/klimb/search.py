@@ -28,6 +28,7 @@ from klimb._validation import FloatArray, IntArray, numbers, one_of, share, whol
 from klimb.effectiveness import Effectiveness, resolve
 from klimb.gaussian import Gaussian, diagonal, from_whitened, unmixed
 from klimb.surrogate import (
+    AWAY,
     EXPLAINED,
     FEWEST_IN_NOISE,
     FEWEST_KEPT,
@@ -41,6 +42,7 @@ from klimb.surrogate import (
     matched,
     measured_noise,
     noiseless,
+    pairs,
     rarely_good,
     unknowns,
 )
@@ -56,7 +58,8 @@ GOLDEN_JUMP = 0x9E3779B97F4A7C15F39CC0605CEDC835
 # With a full covariance, the surrogate's update takes a second from about here on.
 LARGEST_FULL_SURROGATE = 1000
 
-# The surrogate has the mean run twice in the first of so many iterations, with so many episodes between.
+# The surrogate has the mean run twice in the first of so many iterations, with so many episodes between; and
+# every other time a sample as well, where returns are noisy.
 REPEATING, EPISODES_BETWEEN = 4, 24
 
 # Of more new episodes than this the surrogate takes those nearest to the belief.
@@ -74,9 +77,9 @@ LOOKING, LOOKING_PER_PARAMETER = 600, 4
 MARGIN = 1.5
 # In noise nothing comes to its end: where more than this share of the returns was neither explained nor
 # noise, a search looks around once it has learned from as many episodes as that takes; but it goes on as
-# before if, seen from there, less than the second share is unexplained. That is known after so many times as
-# many episodes as are kept.
-ROUGH, SMOOTH = 0.75, 0.3
+# before if, seen from there, less than the second share is unexplained, or if the look leads back to where it
+# was. The former is known after so many times as many episodes as are kept.
+ROUGH, SMOOTH = 0.65, 0.3
 SEEN_ENOUGH = 1.5
 
 # In noise, samples of the surrogate are so many times as wide as the belief at most.
@@ -225,8 +228,8 @@ class Episodes:
     returns : (k,)
         Finite.
     twin : (k,)
-        1 where the next row mirrors this one, -1 where the one before does; 2 where the next row repeats this
-        one, 3 where it repeats the one before; 0 where it is on its own.
+        1 where the next row mirrors this one, -1 where the one before does; 2 and 3 where both are the mean,
+        4 and 5 where both are the same sample; 0 where it is on its own.
     """
 
     theta: FloatArray
@@ -290,8 +293,8 @@ class State:
     looking
         Whether it looks around, taking ruggedness for noise.
     aside
-        The search that looked around, while another closes in on what it saw; the one that may go on, while
-        it looks around; None where there is none.
+        The search that looked around, while another closes in on what it saw; that one as long as it may go
+        on, while it looks around; None where there is none.
     spent
         Episodes that this one has learned from so far.
     rough
@@ -347,8 +350,10 @@ def ask(search: Search, state: State, seed: int, first: int, count: int) -> Floa
     noise = drawn[sources - sources[0]]
     if search.mirrored:  # sample 2k + 1 is the mirror image of sample 2k
         noise[indices % 2 == 1] *= -1
-        if first < 2 and asks_mean(search, state):
+        if first < 4 and asks_mean(search, state):
             noise[indices < 2] = 0
+            if asks_again(state):  # sample 3 is sample 2 once more
+                noise[indices == 3] *= -1
     return belief.shaped(noise, np.sqrt(variances))
 
 
@@ -367,6 +372,14 @@ def asks_mean(search: Search, state: State) -> bool:
         return True
     returns, twin = state.kept.returns, state.kept.twin
     return TWICE[0] not in twin[-EPISODES_BETWEEN:] and not noiseless(measured_noise(returns, twin))
+
+
+def asks_again(state: State) -> bool:
+    """Whether a sample is run twice as well: what noise there is away from the mean, every other time."""
+    if state.kept is None or not measured_noise(state.kept.returns, state.kept.twin).any():
+        return False
+    repeated = state.kept.twin[state.kept.twin >= TWICE[0]]
+    return bool(repeated[-1] <= TWICE[1])
 
 
 def tell(
@@ -472,6 +485,8 @@ def follow_surrogate(
     if start is None:
         start = Start(belief.mean, belief.std, average(episodes.returns[-n_new:]))
     rotation = belief.rotation if belief.mixed.size else None
+    away = measured_noise(episodes.returns, episodes.twin, AWAY)
+    episodes = run_once(episodes)
     twins = matched(episodes.twin)
     learned = learn(
         prior,
@@ -485,6 +500,7 @@ def follow_surrogate(
         state.exploration,
         rotation,
         rare=not state.looking and rarely_good(episodes.returns),
+        away=away,
     )
     new = belief.with_block(None, learned.posterior)
     seen = learned.seen
@@ -509,6 +525,18 @@ def follow_surrogate(
         rough=state.rough + seen_roughness(search, state, learned, n_new),
     )
     return state, info
+
+
+def run_once(episodes: Episodes) -> Episodes:
+    """Samples that were run twice as one episode with the average of their returns, as if on their own."""
+    first = pairs(episodes.twin, AWAY)
+    if first.size == 0:
+        return episodes
+    returns, twin = episodes.returns.copy(), episodes.twin.copy()
+    returns[first] = returns[first] / 2 + returns[first + 1] / 2
+    twin[first] = 0
+    others = np.delete(np.arange(returns.size), first + 1)
+    return Episodes(episodes.theta, returns, twin).rows(others)
 
 
 def remembered(state: State) -> Memory | None:
@@ -569,7 +597,7 @@ def next_turn(search: Search, state: State, n_new: int, info: UpdateInfo) -> Sta
         noise = measured_noise(kept.returns, kept.twin)
         half = slice(kept.returns.size // 2, None)
         # in noise samples are drawn wider than the belief: what counts is the mean itself, run twice
-        counts = kept.twin[half] >= TWICE[0] if noise.any() else slice(None)
+        counts = np.isin(kept.twin[half], TWICE) if noise.any() else slice(None)
         later = kept.returns[half][counts]
         level = average(later) if later.size else -math.inf
         state = replace(state, ahead=state.found is None or level > state.found.level)
@@ -592,12 +620,28 @@ def over(state: State, returns: FloatArray, noise: FloatArray, explained: bool) 
 
 
 def after_looking(state: State, n_kept: int) -> State:
-    """Look on, or close in on what was seen; or let the first search go on if there is nothing to see."""
-    if state.aside is not None and state.spent >= SEEN_ENOUGH * n_kept:
-        if state.rough < SMOOTH:  # there are no valleys to choose from
-            return replace(state.aside, iteration=state.iteration, rough=0.0)
-        state = replace(state, aside=None)
-    return closing_in(state) if state.spent >= looks(state.belief.n_parameters, state.attempt) else state
+    """Look on, or close in on what was seen; or let the search that stands aside go on.
+
+    That is where there are no valleys to choose from, or the one that was seen is the one that it is in.
+    """
+    seen = state.spent >= looks(state.belief.n_parameters, state.attempt)
+    smooth = state.spent >= SEEN_ENOUGH * n_kept and state.rough < SMOOTH
+    if state.aside is not None and (smooth or (seen and leads_back(state))):
+        return replace(state.aside, iteration=state.iteration, rough=0.0)
+    return closing_in(state) if seen else state
+
+
+def leads_back(looker: State) -> bool:
+    """Whether what was found lies within what was seen, where it matters.
+
+    Its squared distance in standard deviations of the belief is an average over directions, by relevance.
+    """
+    belief, memory = looker.belief, remembered(looker)
+    if looker.found is None or memory is None:
+        return False
+    z = belief.to_local(looker.found.belief.mean[None])[0] / np.sqrt(belief.variances)
+    weighted = memory.relevance @ z if memory.relevance.ndim == 2 else memory.relevance * z
+    return float(z @ weighted) <= 1.0
 
 
 def looks(n: int, attempt: int) -> int:
@@ -609,17 +653,24 @@ def looking_around(state: State, level: float, for_good: bool) -> State:
     """Look at the landscape as a whole, or go on with that where it stopped the time before.
 
     At first it looks as widely as the search began, around the best that was found. What the search has
-    come to is kept if its `level` is the best so far; unless it is left `for_good`, the first one itself
-    stands aside, as it may go on.
+    come to is kept if its `level` is the best so far. Unless it is left `for_good` it stands aside then, as
+    it may go on.
     """
     looker, start = state.aside, state.start
     found = Found(state.belief, level) if state.ahead else state.found
     if looker is None:
         assert start is not None
         assert found is not None
-        aside = None if for_good else state
-        looker = State(diagonal(found.belief.mean, start.std), looking=True, aside=aside)
-    return replace(looker, iteration=state.iteration, attempt=state.attempt + 1, found=found, ahead=False)
+        looker = State(diagonal(found.belief.mean, start.std), looking=True)
+    aside = state if state.ahead and not for_good else None
+    return replace(
+        looker,
+        iteration=state.iteration,
+        attempt=state.attempt + 1,
+        found=found,
+        ahead=False,
+        aside=None if aside is None else replace(aside, aside=None),
+    )
 
 
 def closing_in(looker: State) -> State:
@@ -631,7 +682,7 @@ def closing_in(looker: State) -> State:
         attempt=looker.attempt,
         found=looker.found,
         ahead=False,
-        aside=replace(looker, found=None),
+        aside=replace(looker, found=None, aside=None),
         rough=1.0,
     )
 

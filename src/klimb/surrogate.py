@@ -104,8 +104,8 @@ EXPLAINED = 0.1
 VALUES, RANKS = 0, 1
 # Good returns are rare where their skewness is above 0 by so many standard errors.
 SKEWED = 2.0
-# Marks of two episodes next to each other: of mirrored parameters, and of the same.
-MIRRORING, TWICE = (1, -1), (2, 3)
+# Marks of two episodes next to each other: of mirrored parameters, of the mean, and of another sample twice.
+MIRRORING, TWICE, AWAY = (1, -1), (2, 3), (4, 5)
 # Samples m + s and m - s count as twins if they mirror each other up to this share of |s|^2.
 MIRRORED = 1e-6
 
@@ -160,7 +160,7 @@ class Learned(NamedTuple):
     noise: float
     """Share of noise in what is unexplained; 0 on a plateau, where nothing is explained."""
     rough: float
-    """Share of the held-out returns that is neither explained nor noise; 0 on a plateau."""
+    """Share of held-out returns that is neither explained nor noise where they were drawn; 0 on a plateau."""
     eta: float
     skill: float
 
@@ -190,9 +190,9 @@ class Fit(NamedTuple):
 def find_twins(z: FloatArray) -> IntArray:
     """An order of the whitened samples (N, n) and their marks, (2, N): twins next to each other.
 
-    They are marked as :data:`MIRRORING`, samples that were drawn twice as :data:`TWICE`. Both kinds have the
-    same length, so that they are neighbours when sorted by it. The others have 0 and keep their order,
-    behind.
+    They are marked as :data:`MIRRORING`; of those that were drawn twice the nearest, which is the mean, as
+    :data:`TWICE` and the others as :data:`AWAY`. All of these have the same length, so that they are
+    neighbours when sorted by it. The others have 0 and keep their order, behind.
     """
     length = np.einsum("ij,ij->i", z, z)
     order = np.argsort(length, kind="stable")
@@ -205,16 +205,17 @@ def find_twins(z: FloatArray) -> IntArray:
     while place < mirrored.size:
         if mirrored[place] or repeated[place]:
             paired += [int(order[place]), int(order[place + 1])]
-            twin += TWICE if repeated[place] else MIRRORING  # the mean itself does both
+            same = AWAY if TWICE[0] in twin else TWICE
+            twin += same if repeated[place] else MIRRORING  # the mean itself does both
             place += 1
         place += 1
     alone = sorted(set(range(len(z))).difference(paired))
     return np.array([[*paired, *alone], [*twin, *[0] * len(alone)]], dtype=np.int64)
 
 
-def measured_noise(returns: FloatArray, twin: IntArray) -> FloatArray:
-    """Variance of the noise of the returns (N,) by each of the samples that were drawn twice."""
-    twice = pairs(twin, TWICE)
+def measured_noise(returns: FloatArray, twin: IntArray, marks: tuple[int, int] = TWICE) -> FloatArray:
+    """Variance of the noise of the returns (N,) by each of the pairs with these marks: of the mean itself."""
+    twice = pairs(twin, marks)
     with np.errstate(over="ignore"):  # of huge returns: whatever is unexplained is then noise
         noise: FloatArray = np.square(returns[twice + 1] - returns[twice]) / 2
     return noise
@@ -278,6 +279,7 @@ def learn(
     exploration: FloatArray | None = None,
     rotation: FloatArray | None = None,
     rare: bool = False,
+    away: FloatArray | None = None,
 ) -> Learned:
     """Move the belief as far as the surrogate of these episodes can be trusted.
 
@@ -296,13 +298,15 @@ def learn(
     n_new
         How many of the episodes are new.
     noise : (P,)
-        Variance of the noise of a return, as often as it was measured.
+        Variance of the noise of a return of the mean, as often as it was measured.
     exploration : (n,)
         By how much the new samples vary more than the belief along each coordinate; None: not at all.
     rotation : (n, n)
         Columns are the axes of the local coordinates; None if these are the parameters themselves.
     rare
         Whether good returns are rare, so that it is worth while to be bold as long as nothing is explained.
+    away : (k,)
+        Variance of the noise away from the mean, as often as it was measured; None: not at all.
     """
     n, std, plateau = prior.n_parameters, np.sqrt(prior.variances), on_plateau(returns)
     z = (x if rotation is None else x @ rotation) / std
@@ -311,7 +315,7 @@ def learn(
     W, r = memory.relevance, memory.weights
     V, rest = prior_shape(W, r, std, rotation), np.zeros(1)
     amplitudes, spread = memory.amplitudes.copy(), memory.spread.copy()
-    bold = False
+    bold, away = False, np.empty(0) if away is None else away
     for view, units in ((VALUES, scaled), (RANKS, ranked)):
         # A quadratic of the values is worth more where there is one, as it says how far to go. But returns
         # that jump, as where a puck goes into the goal or not, are a few large values among many small ones:
@@ -324,7 +328,11 @@ def learn(
         if view == VALUES:
             rest[0] = fit.unexplained
             taken = noise_share(measured, fit.unexplained)  # by noise; below: of no more than all
-            certain = no_noise(noise, noise_share(measured, min(1.0, fit.unexplained)))
+            there = max(
+                measured, noise_variance(away, size)
+            )  # where episodes were drawn: no less, if it grows
+            taken_there = noise_share(there, fit.unexplained)
+            certain = no_noise(noise, noise_share(there, min(1.0, fit.unexplained)))
             bold = rare and not plateau and fit.skill <= EXPLAINED
         # ranks of noise are no better than values, and a plateau has next to none
         if plateau or fit.skill > EXPLAINED or (noise.any() and not bold):
@@ -354,7 +362,7 @@ def learn(
         near = noise_share(measured, fit.nearby)
         held_out = (near ** (1 + told_all) * share ** (1 - told_all)) ** 0.5
         look = held_out ** (1 - told_all / 2) * fit.hidden ** (told_all / 2)
-        rough = (1 - Q) * (1 - taken)
+        rough = (1 - Q) * (1 - taken_there)
         # without skill, by the share of new episodes: noise must not stop the search for good
         bound = max(odds(fit, N, wide), n_new / max(FEWEST_KEPT, N))
         # and by their number as far as what is unexplained is no noise: they are too few
