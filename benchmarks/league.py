@@ -176,12 +176,12 @@ def won(table: Table, without: Collection[str] = (), measure: str = "population"
 
 
 def ranking(table: Table, marks: Sequence[int], told: Sequence[Difference]) -> str:
-    """Mean ranks, and what the intervals say."""
+    """Mean ranks, where all rows have run, and what the intervals say."""
     places: dict[str, list[FloatArray]] = {}
     for rows in table.values():
         means = np.array([averages(runs) for runs in rows.values()])
         rank = np.array([(means > mean).sum(axis=0) + 1.0 for mean in means])
-        for row, place in zip(rows, np.where(np.isfinite(means), rank, np.nan), strict=True):
+        for row, place in zip(rows, np.where(np.isfinite(means).all(axis=0), rank, np.nan), strict=True):
             places.setdefault(row, []).append(place)
     ranks = {row: column_means(np.array(place)) for row, place in places.items()}
     body = []

@@ -87,6 +87,14 @@ def test_a_column_that_did_not_run_to_the_end_counts_for_its_marks_only(table):
     assert league.won(table) == "1 of 2 columns that ran to the end, and at 80% of all marks"
 
 
+def test_ranks_are_those_where_all_rows_have_run(table):
+    """Where the best has not run, the others are not taken for better than they are."""
+    ranks = league.ranking(table, MARKS, [])
+    assert "| auto | 2 | 1.5 | 1.0 |" in ranks  # second of hard after 100; after 250 easy alone counts
+    assert "| vkd-cma | 2 | 1.5 | 2.0 |" in ranks
+    assert "| ars | 1 | 3.0 |  |" in ranks
+
+
 def test_a_rival_that_is_ahead_beyond_the_interval_is_named():
     table = {"column": {"auto": runs([-5.0], [-5.1], [-4.9]), "dr-creps": runs([-1.0], [-1.2], [-0.9])}}
     assert "behind dr-creps beyond the 95 % interval at some mark in 1 columns (column)." in league.report(
