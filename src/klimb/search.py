@@ -379,7 +379,7 @@ def asks_again(state: State) -> bool:
     if state.kept is None or not measured_noise(state.kept.returns, state.kept.twin).any():
         return False
     repeated = state.kept.twin[state.kept.twin >= TWICE[0]]
-    return bool(repeated[-1] <= TWICE[1])
+    return repeated[-1] in TWICE
 
 
 def tell(
@@ -662,14 +662,9 @@ def looking_around(state: State, level: float, for_good: bool) -> State:
         assert start is not None
         assert found is not None
         looker = State(diagonal(found.belief.mean, start.std), looking=True)
-    aside = state if state.ahead and not for_good else None
+    aside = replace(state, aside=None) if state.ahead and not for_good else None
     return replace(
-        looker,
-        iteration=state.iteration,
-        attempt=state.attempt + 1,
-        found=found,
-        ahead=False,
-        aside=None if aside is None else replace(aside, aside=None),
+        looker, iteration=state.iteration, attempt=state.attempt + 1, found=found, ahead=False, aside=aside
     )
 
 

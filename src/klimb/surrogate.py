@@ -205,8 +205,10 @@ def find_twins(z: FloatArray) -> IntArray:
     while place < mirrored.size:
         if mirrored[place] or repeated[place]:
             paired += [int(order[place]), int(order[place + 1])]
-            same = AWAY if TWICE[0] in twin else TWICE
-            twin += same if repeated[place] else MIRRORING  # the mean itself does both
+            if repeated[place]:  # the mean itself mirrors itself as well
+                twin += AWAY if TWICE[0] in twin else TWICE
+            else:
+                twin += MIRRORING
             place += 1
         place += 1
     alone = sorted(set(range(len(z))).difference(paired))
@@ -328,9 +330,8 @@ def learn(
         if view == VALUES:
             rest[0] = fit.unexplained
             taken = noise_share(measured, fit.unexplained)  # by noise; below: of no more than all
-            there = max(
-                measured, noise_variance(away, size)
-            )  # where episodes were drawn: no less, if it grows
+            # where episodes were drawn: the larger of both, as the noise may grow away from the mean
+            there = max(measured, noise_variance(away, size))
             taken_there = noise_share(there, fit.unexplained)
             certain = no_noise(noise, noise_share(there, min(1.0, fit.unexplained)))
             bold = rare and not plateau and fit.skill <= EXPLAINED
