@@ -165,7 +165,7 @@ def test_the_deepest_of_many_valleys_is_found_by_looking_around():
     assert np.mean(first) < -2.0
     assert np.all(np.array(last) >= np.array(first) - 1e-9)
     assert np.median(last) > -1e-6
-    assert np.min(last) > -2.1  # 1 for every parameter that is beside it
+    assert np.min(last) > -1.1  # 1 for every parameter that is beside it
 
 
 @pytest.mark.parametrize("seed", [1, 7, 9, 13])
@@ -208,7 +208,9 @@ def test_with_noise_a_search_among_valleys_looks_around_and_finds_the_deepest_or
         last.append(rugged(optimizer.mean[None])[0])
     assert np.mean(first) < -3.0
     assert np.median(last) > -0.1
-    assert np.min(last) > -2.1  # 1 for every parameter that is beside it
+    beside = np.sort(last)  # 1 for every parameter that is beside it
+    assert beside[1] > -1.1
+    assert beside[0] > -2.1
 
 
 @pytest.fixture
