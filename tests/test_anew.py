@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import klimb
 from klimb.cli import app
 from klimb.gaussian import diagonal
-from klimb.search import Found, State, at_end, leads_back, next_turn
+from klimb.search import Found, State, ask, at_end, leads_back, next_turn, tell
 from klimb.surrogate import first_memory
 from klimb.updates import UpdateInfo
 
@@ -287,6 +287,47 @@ def test_the_look_leads_back_to_what_is_within_it_where_it_matters(seed, full):
     assert leads_back(looker) == (near <= 1)
 
 
+def lucky(theta):
+    """Returns that nothing explains, the same for the same parameters; a tenth of them are far better."""
+    wave = np.sin(1e4 * theta @ np.sqrt(np.arange(1, 9)))
+    return np.where(wave > 0.95, 8.0, 0.0) + wave
+
+
+def test_that_good_returns_are_rare_is_remembered_where_nothing_is_explained_and_nothing_is_noise(tmp_path):
+    rng = np.random.default_rng(0)
+    remembered = []
+    for f in (lucky, rugged, lambda theta: lucky(theta) + rng.standard_normal(len(theta))):
+        optimizer = klimb.Optimizer(mean=np.full(8, 2.3), std=2.0, seed=1)
+        for _ in range(20):
+            theta = optimizer.ask(8)
+            optimizer.tell(theta, f(theta))
+        optimizer.save(tmp_path / "state")
+        assert klimb.Optimizer.load(tmp_path / "state").state.rare == optimizer.state.rare
+        remembered.append(optimizer.state.rare)
+    assert remembered == [True, False, False]
+
+
+def test_a_look_that_explains_nothing_walks_towards_the_better_ones_where_good_returns_were_rare():
+    walked = []
+    for rare in (True, False):
+        search, start = klimb.auto().sized(8), diagonal(np.zeros(8), np.full(8, 2.0))
+        state = State(start, attempt=1, looking=True, found=Found(start, 0.0), rare=rare)
+        far = []
+        for _ in range(74):
+            theta = ask(search, state, 1, 0, 8)
+            state, _ = tell(search, state, theta, lucky(theta), 1)
+            far.append(float(np.linalg.norm(state.belief.mean)))
+        assert state.looking
+        walked.append(far)
+    assert walked[0][:24] == walked[1][:24]  # not before the surrogate had its chance: 200 episodes
+    assert walked[0][-1] > 2 * walked[1][-1]
+    theta = ask(search, state, 1, 0, 8)
+    state, _ = tell(search, replace(state, rare=True), theta, lucky(theta), 1)
+    assert not state.looking
+    assert state.rare
+    assert state.aside.rare
+
+
 def test_the_mean_run_twice_is_what_counts_in_noise(interrupted):
     """Samples are drawn wider than the belief, and return less."""
     kept = interrupted.aside.kept
@@ -353,7 +394,7 @@ def saved_by_an_earlier_version(path, change):
 
 def test_a_file_of_before_is_read_and_goes_on_without_beginning_anew(tmp_path):
     def change(header, arrays):
-        for name in ("attempt", "found", "ahead", "start", "looking", "aside", "spent", "rough"):
+        for name in ("attempt", "found", "ahead", "start", "looking", "aside", "spent", "rough", "rare"):
             del header[name]
         header["version"] = 2
         del arrays["start_mean"], arrays["memory_5"]

@@ -301,6 +301,7 @@ def taken_apart(state: State, prefix: str = "") -> tuple[dict[str, Any], dict[st
         "looking": state.looking,
         "spent": state.spent,
         "rough": state.rough,
+        "rare": state.rare,
         "found": None if state.found is None else state.found.level,
         "start": None if state.start is None else state.start.level,
         "aside": None,
@@ -345,6 +346,7 @@ def put_together(plain: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], p
         aside,
         plain.get("spent", 0),
         plain.get("rough", 0.0),
+        plain.get("rare", False),
     )
 
 

@@ -300,6 +300,8 @@ class State:
     rough
         How rough the landscape is: what was neither explained nor noise, as a share of the returns, of the
         first search before it had closed in; and what was not explained of the first look around.
+    rare
+        Whether good returns have been rare at a time when nothing was explained, and there was no noise.
     """
 
     belief: Gaussian
@@ -315,6 +317,7 @@ class State:
     aside: State | None = None
     spent: int = 0
     rough: float = 0.0
+    rare: bool = False
 
     @property
     def best(self) -> Gaussian:
@@ -488,6 +491,8 @@ def follow_surrogate(
     away = measured_noise(episodes.returns, episodes.twin, AWAY)
     episodes = run_once(episodes)
     twins = matched(episodes.twin)
+    # a look is not given up before it had a chance to explain what it sees
+    seen_enough = state.rare and episodes.returns.size >= FEWEST_KEPT
     learned = learn(
         prior,
         episodes.theta - belief.mean,
@@ -499,8 +504,9 @@ def follow_surrogate(
         noise,
         state.exploration,
         rotation,
-        rare=not state.looking and rarely_good(episodes.returns),
+        rare=seen_enough if state.looking else rarely_good(episodes.returns),
         away=away,
+        look=state.looking,
     )
     new = belief.with_block(None, learned.posterior)
     seen = learned.seen
@@ -523,6 +529,7 @@ def follow_surrogate(
         start=start,
         spent=state.spent + n_new,
         rough=state.rough + seen_roughness(search, state, learned, n_new),
+        rare=state.rare or (learned.bold and noiseless(noise)),
     )
     return state, info
 
@@ -661,7 +668,7 @@ def looking_around(state: State, level: float, for_good: bool) -> State:
     if looker is None:
         assert start is not None
         assert found is not None
-        looker = State(diagonal(found.belief.mean, start.std), looking=True)
+        looker = State(diagonal(found.belief.mean, start.std), looking=True, rare=state.rare)
     aside = replace(state, aside=None) if state.ahead and not for_good else None
     return replace(
         looker, iteration=state.iteration, attempt=state.attempt + 1, found=found, ahead=False, aside=aside
@@ -679,6 +686,7 @@ def closing_in(looker: State) -> State:
         ahead=False,
         aside=replace(looker, found=None, aside=None),
         rough=1.0,
+        rare=looker.rare,
     )
 
 

@@ -37,6 +37,7 @@ from scipy.special import ndtri
 from klimb._validation import FloatArray, IntArray
 from klimb.fitting import largest_step
 from klimb.gaussian import Gaussian, from_whitened, on_diagonal, unmixed
+from klimb.weighting import rank_utilities
 
 # Episodes that are kept: 2 n, enough for a gradient twice over, but so many at least and at most. A quadratic
 # of 20 parameters has 231 unknowns; the time that an update takes grows with the third power.
@@ -161,6 +162,8 @@ class Learned(NamedTuple):
     """Share of noise in what is unexplained; 0 on a plateau, where nothing is explained."""
     rough: float
     """Share of held-out returns that is neither explained nor noise where they were drawn; 0 on a plateau."""
+    bold: bool
+    """Whether nothing was explained and good returns were rare: the mean went towards the better ones."""
     eta: float
     skill: float
 
@@ -282,6 +285,7 @@ def learn(
     rotation: FloatArray | None = None,
     rare: bool = False,
     away: FloatArray | None = None,
+    look: bool = False,
 ) -> Learned:
     """Move the belief as far as the surrogate of these episodes can be trusted.
 
@@ -309,6 +313,8 @@ def learn(
         Whether good returns are rare, so that it is worth while to be bold as long as nothing is explained.
     away : (k,)
         Variance of the noise away from the mean, as often as it was measured; None: not at all.
+    look
+        Whether what is taken for noise is ruggedness, as the search looks around.
     """
     n, std, plateau = prior.n_parameters, np.sqrt(prior.variances), on_plateau(returns)
     z = (x if rotation is None else x @ rotation) / std
@@ -349,7 +355,7 @@ def learn(
     told_all = min(1.0, N / unknowns(n, full))
     wide = 1.0 if exploration is None else float(exploration.mean()) ** told_all
     many = min(1.0, N / max(FEWEST_KEPT, 2 * n))
-    share = look = rough = 0.0
+    share = wide_look = rough = 0.0
     if plateau:
         d, scale = gather(z, returns, n_new)
         climbed = d if axes is None else axes.T @ d
@@ -362,14 +368,12 @@ def learn(
         # tell a quadratic, and else near and far ones alike
         near = noise_share(measured, fit.nearby)
         held_out = (near ** (1 + told_all) * share ** (1 - told_all)) ** 0.5
-        look = held_out ** (1 - told_all / 2) * fit.hidden ** (told_all / 2)
+        wide_look = held_out ** (1 - told_all / 2) * fit.hidden ** (told_all / 2)
         rough = (1 - Q) * (1 - taken_there)
         # without skill, by the share of new episodes: noise must not stop the search for good
         bound = max(odds(fit, N, wide), n_new / max(FEWEST_KEPT, N))
         # and by their number as far as what is unexplained is no noise: they are too few
         few = max(NATS_PER_EPISODE * n_new, NATS_PER_PARAMETER * (n / N - 1))
-        if bold:  # further out, whatever the landscape is like there
-            few, doubt = max(few, LARGEST_STEP * far), 0.0
         bound = max(bound, certain**2 * few)
         # what noise hides is no reason for doubt: the filter below goes as far as it tells
         bound, doubt = max(bound, NATS_IN_NOISE * share), doubt * (1 - share)
@@ -379,6 +383,9 @@ def learn(
         climbed = filtered(
             climbed, slope, h, hidden, n_new * reach, n_new / N, doubtful=largest_share(noise, share)
         )
+        if bold:  # no slope is known: further out, whatever the landscape is like there
+            better = (1.0 if look else certain) * towards_better(z, returns, n_new)
+            climbed = better if axes is None else axes.T @ better
         scale = widening(fit.amplitudes, V)
         if Q == LARGEST_SKILL and float(climbed @ climbed) > 1.98 * bound:
             scale = max(scale, 0.0)  # all is explained, and the way is longer than an update may go
@@ -406,6 +413,8 @@ def learn(
         wider = math.exp(-2 * far * max(scale, 0.0) * told_all * sure)
         p = p ** (1 - sure) * (1 + told) ** sure * wider
     nats = far**2 * LARGEST_STEP / (1 - Q)
+    if bold:
+        nats += float(climbed @ climbed) / 2
     d, p, eta = bounded_step(climbed, p, nats)
 
     rate = n_new / (n_new + 2 * N)  # an average over about two lengths of the buffer
@@ -434,7 +443,7 @@ def learn(
         posterior = unmixed(std * d, np.square(std) / p)
         way = np.zeros(n)
     memory = Memory(W / total(W), r, amplitudes, spread, way, rest)
-    return Learned(posterior, memory, seen, look, rough, eta, Q)
+    return Learned(posterior, memory, seen, wide_look, rough, bold, eta, Q)
 
 
 def first_memory(n: int, full: bool) -> Memory:
@@ -895,6 +904,18 @@ def gather(z: FloatArray, returns: FloatArray, n_new: int) -> tuple[FloatArray, 
     earlier, later = weights[:split].mean() if split else 0.0, weights[split:].mean()
     gained = float((later - earlier) / (later + earlier))
     return d, -change_of_step(z.shape[1]) * min(max(CLOSING_ANYHOW + gained, 0.0), 1.0)
+
+
+def towards_better(z: FloatArray, returns: FloatArray, n_new: int) -> FloatArray:
+    """Step (n,) towards the better ones of the latest episodes, by their ranks alone.
+
+    At most as far as samples usually lie. With fewer new ones than :data:`EPISODES_PER_STEP` so many of the
+    latest count, and the step is that share of it.
+    """
+    latest = slice(-max(n_new, EPISODES_PER_STEP), None)
+    d = rank_utilities(returns[latest]) @ z[latest]
+    longest = math.sqrt(z.shape[1]) / max(float(np.linalg.norm(d)), 1e-300)
+    return d * (min(1.0, n_new / EPISODES_PER_STEP) * min(1.0, longest))
 
 
 def widening(amplitudes: FloatArray, V: FloatArray) -> float:
