@@ -529,7 +529,7 @@ def follow_surrogate(
         start=start,
         spent=state.spent + n_new,
         rough=state.rough + seen_roughness(search, state, learned, n_new),
-        rare=state.rare or (learned.bold and noiseless(noise)),
+        rare=state.rare or learned.walks,
     )
     return state, info
 

@@ -162,8 +162,8 @@ class Learned(NamedTuple):
     """Share of noise in what is unexplained; 0 on a plateau, where nothing is explained."""
     rough: float
     """Share of held-out returns that is neither explained nor noise where they were drawn; 0 on a plateau."""
-    bold: bool
-    """Whether nothing was explained and good returns were rare: the mean went towards the better ones."""
+    walks: bool
+    """Whether the mean went towards the better ones, as good returns are rare and nothing is explained."""
     eta: float
     skill: float
 
@@ -344,6 +344,8 @@ def learn(
         # ranks of noise are no better than values, and a plateau has next to none
         if plateau or fit.skill > EXPLAINED or (noise.any() and not bold):
             break
+    # no slope is known then, and old episodes say little of where the mean is now; in noise they are averaged
+    walks = bold and (look or noiseless(noise))
     unit = math.sqrt(fit.variance)
     g, H, Q = fit.gradient / unit, fit.hessian / unit, fit.skill
     h, axes = np.linalg.eigh(H) if full else (H, None)
@@ -374,6 +376,8 @@ def learn(
         bound = max(odds(fit, N, wide), n_new / max(FEWEST_KEPT, N))
         # and by their number as far as what is unexplained is no noise: they are too few
         few = max(NATS_PER_EPISODE * n_new, NATS_PER_PARAMETER * (n / N - 1))
+        if bold and not walks:  # further out, whatever the landscape is like there
+            few, doubt = max(few, LARGEST_STEP * far), 0.0
         bound = max(bound, certain**2 * few)
         # what noise hides is no reason for doubt: the filter below goes as far as it tells
         bound, doubt = max(bound, NATS_IN_NOISE * share), doubt * (1 - share)
@@ -383,8 +387,8 @@ def learn(
         climbed = filtered(
             climbed, slope, h, hidden, n_new * reach, n_new / N, doubtful=largest_share(noise, share)
         )
-        if bold:  # no slope is known: further out, whatever the landscape is like there
-            better = (1.0 if look else certain) * towards_better(z, returns, n_new)
+        if walks:
+            better = towards_better(z, returns, n_new)
             climbed = better if axes is None else axes.T @ better
         scale = widening(fit.amplitudes, V)
         if Q == LARGEST_SKILL and float(climbed @ climbed) > 1.98 * bound:
@@ -413,7 +417,7 @@ def learn(
         wider = math.exp(-2 * far * max(scale, 0.0) * told_all * sure)
         p = p ** (1 - sure) * (1 + told) ** sure * wider
     nats = far**2 * LARGEST_STEP / (1 - Q)
-    if bold:
+    if walks:
         nats += float(climbed @ climbed) / 2
     d, p, eta = bounded_step(climbed, p, nats)
 
@@ -443,7 +447,7 @@ def learn(
         posterior = unmixed(std * d, np.square(std) / p)
         way = np.zeros(n)
     memory = Memory(W / total(W), r, amplitudes, spread, way, rest)
-    return Learned(posterior, memory, seen, wide_look, rough, bold, eta, Q)
+    return Learned(posterior, memory, seen, wide_look, rough, walks, eta, Q)
 
 
 def first_memory(n: int, full: bool) -> Memory:
