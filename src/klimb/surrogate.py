@@ -345,7 +345,7 @@ def learn(
         if plateau or fit.skill > EXPLAINED or (noise.any() and not bold):
             break
     # no slope is known then, and old episodes say little of where the mean is now; in noise they are averaged
-    walks = bold and (look or noiseless(noise))
+    walks = bold and (look or not noise.any())
     unit = math.sqrt(fit.variance)
     g, H, Q = fit.gradient / unit, fit.hessian / unit, fit.skill
     h, axes = np.linalg.eigh(H) if full else (H, None)
