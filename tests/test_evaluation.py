@@ -297,6 +297,34 @@ def test_a_broken_executor_is_made_anew_and_only_the_culprit_fails():
             workers.evaluate(theta)
 
 
+class Breaking(ThreadPoolExecutor):
+    """An executor that breaks while it is handed its second piece, as one of processes may."""
+
+    submitted = 0
+
+    def submit(self, *arguments):
+        self.submitted += 1
+        if self.submitted == 3:  # the first is a trial
+            raise OSError("handle is closed")
+        return super().submit(*arguments)
+
+
+def test_an_executor_that_breaks_while_it_is_fed_is_made_anew_as_well():
+    theta = np.random.default_rng(0).normal(10, 1, (40, 2))
+    made = []
+
+    def make():
+        made.append(Breaking(2) if not made else ThreadPoolExecutor(2))
+        return made[-1]
+
+    with Workers(Told(), executor=make) as workers, pytest.warns(RuntimeWarning, match="will be run again"):
+        assert np.array_equal(workers.evaluate(theta, 4), Told().evaluate(theta, 4))
+    assert len(made) == 2
+    with Breaking(2) as executor, Workers(Told(), executor=executor) as workers:  # noqa: SIM117
+        with pytest.raises(RuntimeError, match="handle is closed"):
+            workers.evaluate(theta, 4)
+
+
 def test_an_executor_whose_workers_all_hang_is_an_error():
     task = task_from_function(naps, 1)
     with (

@@ -58,9 +58,12 @@ class Executors:
         """Hand a piece to the executor."""
         try:
             future = self._executor.submit(answer, message, *self._arguments)
-        except BrokenExecutor as error:  # a worker died while it had nothing to do
+        except (
+            BrokenExecutor,
+            OSError,
+        ) as error:  # a worker died before, or it broke just now, closing its pipes
             future = Future()
-            future.set_exception(error)
+            future.set_exception(BrokenExecutor(str(error)))
         self._futures[number] = future
         ended = self._ended
         future.add_done_callback(lambda future: ended.put((number, future)))
