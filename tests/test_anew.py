@@ -13,11 +13,14 @@ from typer.testing import CliRunner
 import klimb
 from klimb.cli import app
 from klimb.gaussian import diagonal
-from klimb.search import Found, State, ask, at_end, leads_back, next_turn, tell
-from klimb.surrogate import first_memory
+from klimb.search import ask, tell
+from klimb.state import Found, State
+from klimb.surrogate.learning import first_memory
+from klimb.surrogate.turns import at_end, leads_back, next_turn
 from klimb.updates import UpdateInfo
 
 FLAT = np.tile([1.0, -1.0], 50)
+KEPT = klimb.auto().sized(4).keeps(4, noisy=False)
 
 
 def rugged(theta):
@@ -227,10 +230,9 @@ def interrupted():
 
 
 def test_a_search_that_was_interrupted_goes_on_where_there_are_no_valleys_after_all(interrupted):
-    search = klimb.auto().sized(4)
     assert interrupted.aside.spent == 600
     assert interrupted.rough > 0.3
-    state = next_turn(search, replace(interrupted, spent=304, rough=0.29), 8, UpdateInfo())
+    state = next_turn(replace(interrupted, spent=304, rough=0.29), KEPT, 8, UpdateInfo())
     assert not state.looking
     assert state.belief is interrupted.aside.belief
     assert state.kept is interrupted.aside.kept
@@ -247,15 +249,14 @@ def seen(looker, away):
 
 
 def test_and_stands_aside_as_long_as_there_are_some(interrupted):
-    state = next_turn(klimb.auto().sized(4), replace(interrupted, spent=304), 8, UpdateInfo())
+    state = next_turn(replace(interrupted, spent=304), KEPT, 8, UpdateInfo())
     assert state.looking
     assert state.aside is interrupted.aside
     assert state.found.belief is interrupted.aside.belief
 
 
 def test_it_is_given_up_where_the_look_has_led_elsewhere(interrupted):
-    search = klimb.auto().sized(4)
-    state = next_turn(search, seen(interrupted, 1.1), 8, UpdateInfo())
+    state = next_turn(seen(interrupted, 1.1), KEPT, 8, UpdateInfo())
     assert not state.looking
     assert state.attempt == 1
     np.testing.assert_array_equal(state.belief.mean, interrupted.belief.mean)
@@ -264,8 +265,7 @@ def test_it_is_given_up_where_the_look_has_led_elsewhere(interrupted):
 
 
 def test_and_goes_on_where_the_look_has_led_back_to_it(interrupted):
-    search = klimb.auto().sized(4)
-    state = next_turn(search, seen(interrupted, 0.9), 8, UpdateInfo())
+    state = next_turn(seen(interrupted, 0.9), KEPT, 8, UpdateInfo())
     assert not state.looking
     assert state.belief is interrupted.aside.belief
     assert (state.attempt, state.aside, state.rough) == (0, None, 0.0)

@@ -13,8 +13,10 @@ SOURCE = Path(__file__).parent.parent / "src" / "klimb"
 ORDER = [
     {"_validation", "_blas", "_crew", "_processes"},
     {"gaussian"},
-    {"_neighbours", "weighting", "fitting", "effectiveness", "more", "surrogate"},
+    {"_neighbours", "weighting", "fitting", "effectiveness", "more"},
     {"updates"},
+    {"state"},
+    {"surrogate"},
     {"search"},
     {"algorithms"},
     {"optimizer"},

@@ -13,7 +13,9 @@ import klimb
 import klimb.weighting
 from klimb.algorithms import ALGORITHMS, make_algorithm
 from klimb.gaussian import Gaussian, unmixed
-from klimb.search import WIDEST, Adam, Start, largest, tell, wide_look
+from klimb.search import Adam, largest, tell
+from klimb.state import Start
+from klimb.surrogate.follow import WIDEST, wide_look
 
 PLAIN = {"rwr": {}, "reps": {}, "creps": {}, "more": {}, "cem": {"n_elite": 5}, "nes": {}, "es": {}}
 

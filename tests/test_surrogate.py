@@ -12,42 +12,26 @@ from samples import Column, gap, hardship
 from scipy import optimize, stats
 
 import klimb
-from klimb import surrogate
 from klimb.gaussian import unmixed
-from klimb.search import Episodes, run_once
-from klimb.surrogate import (
-    AWAY,
-    TWICE,
-    Fit,
+from klimb.state import Episodes
+from klimb.surrogate import model
+from klimb.surrogate.learning import NATS_PER_EPISODE, NATS_PER_PARAMETER, first_memory, learn
+from klimb.surrogate.model import FEWEST_KEPT, LARGEST_SKILL, Fit, fit_surrogate, left_over, unknowns
+from klimb.surrogate.noise import largest_share, measured_noise, no_noise, noise_share, noise_variance
+from klimb.surrogate.relevance import prior_shape, reweighted
+from klimb.surrogate.returns import FAR, nearness, on_plateau, ranked, rarely_good, remoteness, scaled
+from klimb.surrogate.step import (
     bounded_step,
     climb,
     closing,
     filtered,
-    find_twins,
-    first_memory,
-    fit_surrogate,
     gather,
     keeps_going,
-    largest_share,
-    learn,
-    left_over,
-    matched,
-    measured_noise,
-    nearness,
-    no_noise,
-    noise_share,
-    noise_variance,
     odds,
-    on_plateau,
-    prior_shape,
-    ranked,
-    rarely_good,
-    remoteness,
-    reweighted,
-    scaled,
+    pace,
     towards_better,
-    unknowns,
 )
+from klimb.surrogate.twins import AWAY, TWICE, find_twins, matched, run_once
 
 NOT_MEASURED = np.empty(0)
 
@@ -169,7 +153,7 @@ def test_a_step_of_the_amplitudes_never_lowers_the_likelihood(seed, twins):
 
 def test_held_out_residuals_are_those_of_fits_without_the_episode(rng, monkeypatch):
     """The skill in closed form against really leaving every pair out, with the amplitudes held fixed."""
-    monkeypatch.setattr(surrogate, "STEPS", 1)
+    monkeypatch.setattr(model, "STEPS", 1)
     n, N = 3, 20
     z = 0.1 * draw_pairs(rng, N // 2, n)  # so near that all weigh the same
     y, _ = standardised(quadratic_returns(z, np.ones(n), -np.eye(n)) + 0.05 * rng.standard_normal(N))
@@ -675,7 +659,7 @@ def test_nothing_closes_in_while_all_is_explained_and_the_way_is_long(rng, full)
     def entropy_and_step(distance):
         returns = -np.square(z - distance).sum(1)
         learned = learn(prior, z, returns / returns.std(), in_pairs(200), full, stale, 8, np.zeros(1))
-        assert learned.skill == surrogate.LARGEST_SKILL
+        assert learned.skill == LARGEST_SKILL
         return learned.posterior.entropy - prior.entropy, np.linalg.norm(learned.posterior.mean)
 
     near, step = entropy_and_step(1.0)
@@ -692,9 +676,9 @@ def test_far_episodes_hardly_count_and_near_ones_do(seed, N, exponent):
     weights = nearness(remoteness(length))
     assert (weights[np.argsort(length)[: N // 4 + 1]] == 1).all()
     assert (np.diff(weights[np.argsort(length)]) <= 0).all()
-    assert (weights >= surrogate.FAR**-3 * (1 - 1e-9)).all()
+    assert (weights >= FAR**-3 * (1 - 1e-9)).all()
     ratio = np.sort(length)[N // 4] / length
-    inside = (ratio < 1) & (ratio > 1 / surrogate.FAR)
+    inside = (ratio < 1) & (ratio > 1 / FAR)
     np.testing.assert_allclose(weights[inside], ratio[inside] ** 3)
 
 
@@ -749,12 +733,10 @@ def test_skill_counts_as_episodes_come_in_and_before_what_is_explained_here(skil
     chances = odds(fit, n_kept, wide)
     here = min(skill, 1 - unexplained)
     assert here / (1 - here) * (1 - 1e-9) <= chances <= skill / (1 - skill) * (1 + 1e-9)
-    if n_kept >= surrogate.FEWEST_KEPT and wide == 1:
+    if n_kept >= FEWEST_KEPT and wide == 1:
         assert chances == skill / (1 - skill)
     # half of the episodes, or samples that see twice as much as the belief
-    if (n_kept == surrogate.FEWEST_KEPT // 2 and wide == 1) or (
-        n_kept >= surrogate.FEWEST_KEPT and wide == 2
-    ):
+    if (n_kept == FEWEST_KEPT // 2 and wide == 1) or (n_kept >= FEWEST_KEPT and wide == 2):
         assert chances == pytest.approx(math.sqrt(skill / (1 - skill) * here / (1 - here)))
     if wide == 1e6 and here > 0:
         assert chances == pytest.approx(here / (1 - here), rel=1e-3)
@@ -849,8 +831,8 @@ def test_what_the_slopes_ought_to_explain_is_the_derivative_of_the_likelihood(rn
 
     V = frame.T @ np.diag(own) @ frame
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(surrogate, "STEPS", 1)
-        patch.setattr(surrogate, "SMALLEST_SHARE", 0.0)
+        patch.setattr(model, "STEPS", 1)
+        patch.setattr(model, "SMALLEST_SHARE", 0.0)
         fit = fit_surrogate(z, y, in_pairs(N), V if full else np.diag(V), t, std, rotation)
     for i in range(n):
         step = 1e-6 * own[i] * np.eye(n)[i]
@@ -1024,11 +1006,7 @@ def test_few_episodes_of_many_parameters_are_followed_further_where_there_is_no_
         learned = learn(prior, z, z @ slope, in_pairs(N), full, None, N, np.array([noise]))
         assert learned.skill < 0.3
         step = learned.posterior.mean
-        bound = (
-            max(surrogate.NATS_PER_EPISODE * N, surrogate.NATS_PER_PARAMETER * (n / N - 1))
-            if noise == 0
-            else 0.5
-        )
+        bound = max(NATS_PER_EPISODE * N, NATS_PER_PARAMETER * (n / N - 1)) if noise == 0 else 0.5
         assert step @ step <= 2 * bound * (1 + 1e-6)
         climbed[noise] = step @ slope
     assert climbed[0.0] > 2 * climbed[1e9] > 0
@@ -1200,10 +1178,10 @@ def test_how_far_it_gets_does_not_hang_on_the_episodes_per_update(batch, n, cond
 
 @given(st.integers(2, 2000), st.integers(1, 10**5))
 def test_an_update_goes_as_far_as_its_episodes_but_not_too_far(n_new, n):
-    far = surrogate.pace(n_new, n)
+    far = pace(n_new, n)
     assert far == pytest.approx(min(n_new / 8, max(1.0, np.sqrt(n) / 4)))
     assert far * 2 / np.sqrt(n) <= max(0.5, 2 / np.sqrt(n)) * (1 + 1e-12)
-    assert surrogate.pace(8, n) == 1.0
+    assert pace(8, n) == 1.0
 
 
 def test_what_matters_is_found_under_the_names_of_the_parameters():

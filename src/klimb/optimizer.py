@@ -21,7 +21,8 @@ from klimb._validation import FloatArray, lookup, numbers, told, whole
 from klimb.algorithms import auto
 from klimb.effectiveness import Effectiveness
 from klimb.gaussian import Gaussian, diagonal, from_covariance
-from klimb.search import Adam, Episodes, Found, Search, Start, State, ask, tell
+from klimb.search import Adam, Search, ask, tell
+from klimb.state import Episodes, Found, Start, State
 from klimb.updates import RULES, UpdateInfo
 
 T = TypeVar("T", Gaussian, Episodes)

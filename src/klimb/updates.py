@@ -249,7 +249,7 @@ class PlainGradient:
 class RelevanceSurrogate:
     """Climb a quadratic surrogate of the kept episodes as far as it predicts held-out returns.
 
-    It remembers more than a belief: :mod:`klimb.search` hands what to :func:`klimb.surrogate.learn`.
+    It remembers more than a belief: :mod:`klimb.search` hands what to :mod:`klimb.surrogate`.
     """
 
     rule: ClassVar[str] = "surrogate"
