@@ -392,13 +392,22 @@ def saved_by_an_earlier_version(path, change):
     return optimizer, klimb.Optimizer.load(path)
 
 
+def remembered_before(arrays, ranks):
+    """What was remembered when parameters were weighed as well, and before that of values alone."""
+    relevance, amplitudes, spread, way, rest = (arrays.pop(f"memory_{index}") for index in range(5))
+    if not ranks:
+        amplitudes, spread = amplitudes[0], spread[:1]
+    return relevance, np.ones(8), amplitudes, spread, way, rest
+
+
 def test_a_file_of_before_is_read_and_goes_on_without_beginning_anew(tmp_path):
     def change(header, arrays):
         for name in ("attempt", "found", "ahead", "start", "looking", "aside", "spent", "rough", "rare"):
             del header[name]
         header["version"] = 2
-        del arrays["start_mean"], arrays["memory_5"]
-        arrays["memory_4"] = arrays.pop("start_std")
+        del arrays["start_mean"]
+        memory = (*remembered_before(arrays, ranks=False)[:4], arrays.pop("start_std"))
+        arrays.update({f"memory_{index}": array for index, array in enumerate(memory)})
 
     optimizer, earlier = saved_by_an_earlier_version(tmp_path / "state", change)
     assert np.array_equal(earlier.ask(8), optimizer.ask(8))
@@ -406,10 +415,12 @@ def test_a_file_of_before_is_read_and_goes_on_without_beginning_anew(tmp_path):
     assert until_anew(earlier, rugged, 2000) is None
 
 
-def test_what_a_file_of_before_remembers_of_values_alone_is_learned_anew(tmp_path):
+@pytest.mark.parametrize("version", [4, 5])
+def test_what_a_file_of_before_remembers_is_learned_anew(tmp_path, version):
     def change(header, arrays):
-        header["version"] = 4
-        arrays["memory_2"], arrays["memory_3"] = arrays["memory_2"][0], arrays["memory_3"][:1]
+        header["version"] = version
+        memory = remembered_before(arrays, ranks=version == 5)
+        arrays.update({f"memory_{index}": array for index, array in enumerate(memory)})
 
     optimizer, earlier = saved_by_an_earlier_version(tmp_path / "state", change)
     theta = optimizer.ask(8)

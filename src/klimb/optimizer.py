@@ -28,8 +28,9 @@ from klimb.updates import RULES, UpdateInfo
 T = TypeVar("T", Gaussian, Episodes)
 
 FORMAT = "klimb-optimizer"
-# 1 had no kept episodes, 2 did not begin anew, 3 did not look around, 4 remembered no ranks; all are read.
-FORMAT_VERSION = 5
+# 1 had no kept episodes, 2 did not begin anew, 3 did not look around, 4 remembered no ranks, 5 weighed
+# parameters as well; all are read.
+FORMAT_VERSION = 6
 
 
 class Optimizer:

@@ -12,25 +12,6 @@ from klimb.gaussian import on_diagonal
 SMALL_TRIANGLE = 64
 
 
-def explained_by(
-    x: FloatArray, alpha: FloatArray, inverse: FloatArray, weights: FloatArray | None
-) -> tuple[FloatArray, FloatArray]:
-    """alpha' (C * xx') alpha and tr(K^-1 (C * xx')) for each column of x (N, n), C being `weights` or all 1.
-
-    `inverse` has the upper half of K^-1.
-    """
-    if weights is None:
-        return np.square(alpha @ x), quadratic_forms(x, inverse)
-    return quadratic_forms(x * alpha[:, None], weights), quadratic_forms(x, inverse * weights)
-
-
-def quadratic_forms(x: FloatArray, A: FloatArray) -> FloatArray:
-    """x'Ax for each column of x (N, n), where A (N, N) is symmetric; its upper half is enough."""
-    half = blas.dtrmm(1.0, A.T, x.T, side=True, lower=True)  # (n, N): transposed, as BLAS wants all of it
-    forms: FloatArray = 2 * np.einsum("ij,ji->j", x, half) - np.diag(A) @ np.square(x)
-    return forms
-
-
 def weighted_square(rows: FloatArray, weights: FloatArray) -> FloatArray:
     """rows' diag(weights) rows of (k, n), by products that BLAS knows as symmetric, one for either sign."""
     rows = rows * np.sqrt(np.abs(weights))[:, None]

@@ -9,7 +9,7 @@ import numpy as np
 
 from klimb._validation import FloatArray
 from klimb.gaussian import on_diagonal
-from klimb.surrogate._matrices import explained_by, solved, weighted_square
+from klimb.surrogate._matrices import solved, weighted_square
 from klimb.surrogate.noise import hidden_share
 from klimb.surrogate.returns import FAR, nearness, remoteness
 from klimb.surrogate.twins import Twins
@@ -39,21 +39,15 @@ class Fit(NamedTuple):
 
     `variance` is that of a return under the belief, in the same units, of which `unexplained` is not the
     surrogate's, and `nearby` what is unexplained of episodes that are about as far away as new ones.
-    `hidden` is the share of the measured noise in what the likelihood takes for a remainder.
-    `found` and `wanted` (n,) are what the slope of each parameter explains, and what it ought to if V is
-    right: where the episodes tell the slope they are about 1, and 0 where they do not.
     """
 
     gradient: FloatArray
     hessian: FloatArray
-    found: FloatArray
-    wanted: FloatArray
     amplitudes: FloatArray
     skill: float
     variance: float
     unexplained: float
     nearby: float
-    hidden: float
 
 
 def fit_surrogate(
@@ -165,26 +159,17 @@ def fit_surrogate(
         nearby = left_over(rest, weight * np.concatenate([of_pair, of_pair, near[alone]]), first.size)
 
     tilt = 2 * used[2] * float(alpha @ q) / math.sqrt(2 * n)
-    # found and wanted: derivatives of the likelihood by the relevance of parameters, in units of the prior
     if full:
         g = used[0] * (alpha @ zV)
         H = weighted_square(zV, 2 * used[1] * alpha)
         on_diagonal(H)[:] += tilt
         bends = 2 * used[ALONG] * own * (alpha @ bent)  # of the parameters
         H += np.diag(bends) if frame is None else weighted_square(frame, bends)
-        slopes = np.multiply(linear, 2 * used[1], out=quadratic)
-        slopes += used[0]
-        found, wanted = (own * part for part in explained_by(x, alpha, inverse, slopes))
     else:
         g = used[0] * V * (alpha @ z)
         H = 2 * used[1] * V * (alpha @ bent) + tilt
-        by_slope, by_curvature = (explained_by(part, alpha, inverse, None) for part in (z, bent))
-        found, wanted = (
-            used[0] * V * a + 2 * used[1] * b for a, b in zip(by_slope, by_curvature, strict=True)
-        )
-    variance_of_returns = float(g @ g + np.square(H).sum() / 2) + unexplained
-    hidden = hidden_share(used, measured)
-    return Fit(g, H, found, wanted, t, skill, variance_of_returns, unexplained, nearby, hidden)
+    of_returns = float(g @ g + np.square(H).sum() / 2) + unexplained
+    return Fit(g, H, t, skill, of_returns, unexplained, nearby)
 
 
 def left_over(rest: FloatArray, weight: FloatArray, n_pairs: int) -> float:

@@ -1,4 +1,4 @@
-"""Which parameters and which directions matter: the prior that this gives, and how it is learned."""
+"""Which directions and which parameters matter: the prior that this gives, and how it is learned."""
 
 from __future__ import annotations
 
@@ -7,13 +7,9 @@ import numpy as np
 from klimb._validation import FloatArray
 from klimb.gaussian import Gaussian, on_diagonal
 
-# Share of the prior that goes to all directions alike, so that none is ever given up, and of the relevance of
-# directions, which takes noise for relevance until there are many episodes per parameter.
-EVERYWHERE, ALIKE = 0.05, 0.8
-# The relevance of a parameter lies between these; 1 is the average. An update changes it by a factor of 2 at
-# most, and goes a tenth as far as that of directions: what is taken for irrelevant is hardly looked at again.
-LEAST_RELEVANT, MOST_RELEVANT = 1e-4, 1e4
-LARGEST_FACTOR, PATIENCE = 2.0, 0.1
+# Share of the prior that goes to all directions alike: none is ever given up, and W takes noise for relevance
+# until there are many episodes per parameter.
+ALIKE = 0.8
 
 
 def total(W: FloatArray) -> float:
@@ -27,41 +23,12 @@ def blend(W: FloatArray, seen: FloatArray, rate: float) -> FloatArray:
     return W if size <= 0 else (1 - rate) * W + (rate / size) * seen
 
 
-def prior_shape(W: FloatArray, r: FloatArray, std: FloatArray, rotation: FloatArray | None) -> FloatArray:
-    """V: the relevance of directions, on either side that of parameters, and something for all; of trace 1.
-
-    In parameters x = R diag(s) z the prior of the slope is diag(r)^(1/2) W diag(r)^(1/2), where W stands for
-    the relevance of directions with the share :data:`ALIKE` for all of them.
-    """
-    n = len(W)
+def prior_shape(W: FloatArray) -> FloatArray:
+    """V, of trace 1: the relevance of directions and, by the share :data:`ALIKE`, the same for all."""
     V: FloatArray = (1 - ALIKE) * W
-    if W.ndim == 1:
-        V = r * (V + ALIKE / n)
-        V *= (1 - EVERYWHERE) / V.sum()
-        V += EVERYWHERE / n
-        return V
-    on_diagonal(V)[:] += ALIKE / n
-    root = np.sqrt(r)
-    if rotation is None:
-        V *= np.outer(root, root)
-    else:
-        turned = (rotation.T * root) @ rotation * (std[:, None] / std)
-        V = turned @ V @ turned.T
-    V *= (1 - EVERYWHERE) / np.trace(V)
-    on_diagonal(V)[:] += EVERYWHERE / n
+    everywhere = on_diagonal(V) if V.ndim == 2 else V
+    everywhere += ALIKE / len(V)
     return V
-
-
-def reweighted(r: FloatArray, found: FloatArray, wanted: FloatArray, rate: float) -> FloatArray:
-    """Move the relevance of parameters towards what their slopes explain; 1 on average.
-
-    With the rate 1 this is about a step of expectation maximisation: r becomes the mean square of the slope
-    under the posterior. Where the episodes do not tell a slope, found and wanted are 0 and r stays.
-    """
-    factor = 1 / (1 + rate * wanted) + rate * found
-    r = r * factor.clip(1 / LARGEST_FACTOR, LARGEST_FACTOR)
-    weights: FloatArray = (r / r.mean()).clip(LEAST_RELEVANT, MOST_RELEVANT)
-    return weights
 
 
 def by_parameter(belief: Gaussian, seen: FloatArray, unit: FloatArray) -> FloatArray:

@@ -76,7 +76,6 @@ def filtered(
     noise: float,
     told_by: FloatArray,
     least: float,
-    doubtful: float,
 ) -> FloatArray:
     """As much of the way d (n,) to the surrogate's optimum as new episodes justify.
 
@@ -84,15 +83,14 @@ def filtered(
     their noise. Seen from the belief, new returns with noise of the variance `noise` tell where the optimum
     is with the precision M = (gg' + HH) `told_by` / noise, where `told_by` (n,) are sums of their squared
     distances. A filter that knows I before goes (I + M)^-1 M d: here that of the new episodes at `least`, and
-    all of it without noise. By the share `doubtful` the slope counts as if its parts along the axes of H had
-    been told one by one, since noise takes all of them for one.
+    all of it without noise.
     """
     if noise <= 0:
         return d
     with np.errstate(over="ignore"):
         told = told_by / max(noise, SMALLEST_NOISE)
-        own = 1 + told * (np.square(h) + doubtful * np.square(g))
-        u = np.sqrt((1 - doubtful) * told) * g
+        own = 1 + told * np.square(h)
+        u = np.sqrt(told) * g
         v = u / own
         rest = d / own  # (I + M)^-1 d, by Sherman and Morrison
         rest -= v * (float(u @ rest) / (1 + float(u @ v)))

@@ -35,7 +35,7 @@ MARGIN = 1.5
 # noise, a search looks around once it has learned from as many episodes as that takes; but it goes on as
 # before if, seen from there, less than the second share is unexplained, or if the look leads back to where it
 # was. The former is known after so many times as many episodes as are kept.
-ROUGH, SMOOTH = 0.65, 0.3
+ROUGH, SMOOTH = 0.62, 0.3
 
 
 def next_turn(state: State, n_kept: int, n_new: int, info: UpdateInfo) -> State:
