@@ -10,8 +10,7 @@ Symbols, all in coordinates z whitened by the belief, which is N(0, I) there:
 
     z (N, n), J (N,)    episodes and their returns;  model  J ~ b + g.z + z'Hz/2
     W (n, n)            relevance of directions, trace 1, (n,) if diagonal
-    r (n,)              relevance of the parameters themselves, 1 on average
-    V (n, n)            both of them, trace 1: it shapes the prior of g and H
+    V (n, n)            W and something for all, trace 1: it shapes the prior of g and H
     k = z'V z'          kernel  t1 k + t2 k^2 + t3 q q' + t6 c.c' + constant,  q = (|z|^2 - n) / sqrt(2n),
     c (n,)              c_i = v_i x_i^2 with the parameters x around the mean and their share v of V
     y                   returns, or the normal scores of their ranks, in units of their spread; twins m + s,
@@ -21,11 +20,11 @@ Symbols, all in coordinates z whitened by the belief, which is N(0, I) there:
     Q                   skill: the share of the variance of held-out returns that is explained, in [0, 1)
     p, d                precision and mean of the new belief in the eigenbasis of H
 
-docs/algorithms/auto.md derives the update and gives the reason of every constant.
+docs/algorithms/auto-update.md derives the update and gives the reason of every constant.
 
     twins, noise     episodes in pairs, and how much of their returns is noise
     returns          their units, their ranks, what they tell before any fit
-    relevance        V, and how W and r are learned
+    relevance        V, how W is learned, and what it says of each parameter
     model            the fit: t, g, H and Q
     step             how far the mean, the shape and the scale of the belief go
     learning         one update of all this
