@@ -82,74 +82,20 @@ def fit_surrogate(
         distance[far] = FAR * usual
     length = np.einsum("ij,ij->i", z, z)
     q = (length - n) / math.sqrt(2 * n)
-    # parts of the kernel, one after the other: a single product sums them up, or takes all their traces
-    kernels = np.empty((4 if full else 3, N, N))
-    linear, quadratic, isotropic = kernels[:3]
-    np.matmul(zV, z.T, out=linear)
-    np.multiply(q[:, None], q, out=isotropic)
-    if full:
-        if rotation is None:
-            frame, x, own = None, z, np.diag(V)
-        else:  # parameters in units of their standard deviations
-            frame = rotation * std
-            deviation = np.sqrt(np.square(frame).sum(1))
-            x = (z @ frame.T if parameters is None else parameters) / deviation
-            frame, back = frame / deviation[:, None], deviation[:, None] * (rotation / std)
-            own = np.einsum("ij,ij->i", back @ V, back)
-        bent = np.square(x) * own
-        np.square(linear, out=quadratic)
-        np.matmul(bent, bent.T, out=kernels[3])
-    else:
-        bent = np.square(z) * V
-        np.matmul(bent, bent.T, out=quadratic)  # all curvature is along parameters
+    kernel = kernel_of(z, zV, q, V, std, rotation, parameters)
     # what no quadratic explains, a remainder of the third order, grows with the sixth power of the distance;
     # as long as there are few episodes, those far away are worth a little more than that
-    noise = np.maximum(1.0, distance / usual) ** (2.5 + 0.5 * min(1.0, N / FEWEST_KEPT))
+    remainder = np.maximum(1.0, distance / usual) ** (2.5 + 0.5 * min(1.0, N / FEWEST_KEPT))
     first, second, alone = twins
-    noise[first] = noise[second] = (noise[first] + noise[second]) / 2
-    of_both, of_one = noise[first] / 2, noise[alone] / 2
-
-    flat, diagonals = kernels.reshape(len(kernels), N * N), np.diagonal(kernels, axis1=1, axis2=2)
-    signal = np.array(SIGNAL[: len(kernels)])
-    sizes = np.ones(6)
+    remainder[first] = remainder[second] = (remainder[first] + remainder[second]) / 2
     near = nearness(remoteness(length))
-    sizes[signal] = np.maximum(diagonals @ near / near.sum(), 1e-300)
-    t = np.array(FIRST_SHARES) / sizes if t is None else t
-    K, found, wanted = np.empty((N, N)), np.zeros(6), np.zeros(6)
-    for _ in range(STEPS):
-        t = t.clip(SMALLEST_SHARE / sizes, LARGEST_SHARE / sizes)
-        if not full:
-            t[ALONG] = 0.0
-        if measured > 0:  # a slope that noise hides is there: the optimum is as far away as the belief says
-            t[0] = min(max(t[0], hidden_share(t, measured) * bend(t, V)), LARGEST_SHARE / sizes[0])
-        used = t
-        np.matmul(t[signal], flat, out=K.reshape(N * N))
-        K += CONSTANT
-        scatter = measured + (t[3] + t[4] / 2) * noise
-        K[first, second] += t[4] * of_both  # noise of the even part: shared by twins
-        K[second, first] += t[4] * of_both
-        alpha, inverse, scatter = solved(K, scatter, y)
-        variance, shared = np.diag(inverse), inverse[first, second]
-        # each amplitude grows by the root of what it explains over what it should: the likelihood never falls
-        found[signal] = kernels @ alpha @ alpha
-        found[3] = np.square(alpha) @ noise
-        found[4] = np.square(alpha[first] + alpha[second]) @ of_both + np.square(alpha[alone]) @ of_one
-        wanted[signal] = 2 * (flat @ inverse.reshape(N * N)) - diagonals @ variance
-        wanted[3] = variance @ noise
-        wanted[4] = (variance[first] + variance[second] + 2 * shared) @ of_both + variance[alone] @ of_one
-        with np.errstate(over="ignore"):
-            t = t * np.sqrt((found / np.maximum(wanted, 1e-300)).clip(1e-4, 1e4))
+    likely = most_likely(kernel.parts, y, twins, remainder, near, V, t, measured)
+    alpha, used = likely.alpha, likely.used
 
-    # residuals of held-out returns in closed form; twins are held out together
-    left_out = alpha / variance
-    product = variance[first] * variance[second]
-    determinant = np.maximum(product - np.square(shared), 1e-15 * product)
-    left_out[first] = (variance[second] * alpha[first] - shared * alpha[second]) / determinant
-    left_out[second] = (variance[first] * alpha[second] - shared * alpha[first]) / determinant
     # odd and even parts of twins have noise of their own
-    odd_noise = measured + used[3] * noise[first]
-    weight = 1 / np.concatenate([odd_noise, odd_noise + 2 * used[4] * of_both, scatter[alone]])
-    rest = twins.parts(left_out)
+    odd = measured + used[3] * remainder[first]
+    weight = 1 / np.concatenate([odd, odd + used[4] * remainder[first], likely.scatter[alone]])
+    rest = twins.parts(left_out(alpha, likely.inverse, twins))
     skill = held_out_skill(twins.parts(y), rest, twins.parts(np.ones(N)), weight)
     unexplained = nearby = left_over(rest, weight, first.size)
     if measured > 0:  # further away few episodes tell what to expect, and that is no noise
@@ -163,13 +109,137 @@ def fit_surrogate(
         g = used[0] * (alpha @ zV)
         H = weighted_square(zV, 2 * used[1] * alpha)
         on_diagonal(H)[:] += tilt
-        bends = 2 * used[ALONG] * own * (alpha @ bent)  # of the parameters
-        H += np.diag(bends) if frame is None else weighted_square(frame, bends)
+        bends = 2 * used[ALONG] * kernel.own * (alpha @ kernel.bent)  # of the parameters
+        H += np.diag(bends) if kernel.frame is None else weighted_square(kernel.frame, bends)
     else:
         g = used[0] * V * (alpha @ z)
-        H = 2 * used[1] * V * (alpha @ bent) + tilt
-    of_returns = float(g @ g + np.square(H).sum() / 2) + unexplained
-    return Fit(g, H, t, skill, of_returns, unexplained, nearby)
+        H = 2 * used[1] * V * (alpha @ kernel.bent) + tilt
+    variance = float(g @ g + np.square(H).sum() / 2) + unexplained
+    return Fit(g, H, likely.amplitudes, skill, variance, unexplained, nearby)
+
+
+class Kernel(NamedTuple):
+    """The parts of the kernel, and the curvature along parameters that is one of them.
+
+    `parts` (3 or 4, N, N) are linear, quadratic, isotropic and, for a full covariance, along the parameters.
+    `bent` (N, n) is c, `own` (n,) what V says of each parameter, and `frame` (n, n) has the parameters in the
+    coordinates z as its rows, in units of their standard deviations; None where they are the same.
+    """
+
+    parts: FloatArray
+    bent: FloatArray
+    own: FloatArray
+    frame: FloatArray | None
+
+
+def kernel_of(
+    z: FloatArray,
+    zV: FloatArray,
+    q: FloatArray,
+    V: FloatArray,
+    std: FloatArray,
+    rotation: FloatArray | None,
+    parameters: FloatArray | None,
+) -> Kernel:
+    """The kernel of samples z (N, n); for the other arguments see :func:`fit_surrogate`."""
+    N, full = len(z), V.ndim == 2
+    parts = np.empty(
+        (4 if full else 3, N, N)
+    )  # one after the other: one product sums up, or takes all traces
+    linear, quadratic, isotropic = parts[:3]
+    np.matmul(zV, z.T, out=linear)
+    np.multiply(q[:, None], q, out=isotropic)
+    if not full:
+        bent = np.square(z) * V
+        np.matmul(bent, bent.T, out=quadratic)  # all curvature is along parameters
+        return Kernel(parts, bent, V, None)
+    if rotation is None:
+        frame, x, own = None, z, np.diag(V)
+    else:  # parameters in units of their standard deviations
+        frame = rotation * std
+        deviation = np.sqrt(np.square(frame).sum(1))
+        x = (z @ frame.T if parameters is None else parameters) / deviation
+        frame, back = frame / deviation[:, None], deviation[:, None] * (rotation / std)
+        own = np.einsum("ij,ij->i", back @ V, back)
+    bent = np.square(x) * own
+    np.square(linear, out=quadratic)
+    np.matmul(bent, bent.T, out=parts[3])
+    return Kernel(parts, bent, own, frame)
+
+
+class Likely(NamedTuple):
+    """Amplitudes t (6,) as they were `used` last, and as they ought to be next; with the former, K^-1.
+
+    `alpha` (N,) is K^-1 y, `inverse` (N, N) the upper half of K^-1, `scatter` (N,) what was added to the
+    diagonal.
+    """
+
+    used: FloatArray
+    amplitudes: FloatArray
+    alpha: FloatArray
+    inverse: FloatArray
+    scatter: FloatArray
+
+
+def most_likely(
+    parts: FloatArray,
+    y: FloatArray,
+    twins: Twins,
+    remainder: FloatArray,
+    near: FloatArray,
+    V: FloatArray,
+    t: FloatArray | None,
+    measured: float,
+) -> Likely:
+    """Climb the marginal likelihood of y (N,) by :data:`STEPS` steps of the amplitudes, from t on.
+
+    `remainder` (N,) is how much of it there is for each episode, `near` (N,) how much each counts for the
+    size of what amplitudes belong to; `measured` is the variance of the noise.
+    """
+    N = y.size
+    first, second, alone = twins
+    of_both, of_one = remainder[first] / 2, remainder[alone] / 2
+    flat, diagonals = parts.reshape(len(parts), N * N), np.diagonal(parts, axis1=1, axis2=2)
+    signal, sizes = np.array(SIGNAL[: len(parts)]), np.ones(6)
+    sizes[signal] = np.maximum(diagonals @ near / near.sum(), 1e-300)
+    t = np.array(FIRST_SHARES) / sizes if t is None else t
+    K, found, wanted = np.empty((N, N)), np.zeros(6), np.zeros(6)
+    for _ in range(STEPS):
+        t = t.clip(SMALLEST_SHARE / sizes, LARGEST_SHARE / sizes)
+        if ALONG not in signal:
+            t[ALONG] = 0.0
+        if measured > 0:  # a slope that noise hides is there: the optimum is as far away as the belief says
+            t[0] = min(max(t[0], hidden_share(t, measured) * bend(t, V)), LARGEST_SHARE / sizes[0])
+        used = t
+        np.matmul(t[signal], flat, out=K.reshape(N * N))
+        K += CONSTANT
+        scatter = measured + (t[3] + t[4] / 2) * remainder
+        K[first, second] += t[4] * of_both  # noise of the even part: shared by twins
+        K[second, first] += t[4] * of_both
+        alpha, inverse, scatter = solved(K, scatter, y)
+        variance, shared = np.diag(inverse), inverse[first, second]
+        # each amplitude grows by the root of what it explains over what it should: the likelihood never falls
+        found[signal] = parts @ alpha @ alpha
+        found[3] = np.square(alpha) @ remainder
+        found[4] = np.square(alpha[first] + alpha[second]) @ of_both + np.square(alpha[alone]) @ of_one
+        wanted[signal] = 2 * (flat @ inverse.reshape(N * N)) - diagonals @ variance
+        wanted[3] = variance @ remainder
+        wanted[4] = (variance[first] + variance[second] + 2 * shared) @ of_both + variance[alone] @ of_one
+        with np.errstate(over="ignore"):
+            t = t * np.sqrt((found / np.maximum(wanted, 1e-300)).clip(1e-4, 1e4))
+    return Likely(used, t, alpha, inverse, scatter)
+
+
+def left_out(alpha: FloatArray, inverse: FloatArray, twins: Twins) -> FloatArray:
+    """Residuals (N,) of held-out returns in closed form; twins are held out together."""
+    first, second, _ = twins
+    variance, shared = np.diag(inverse), inverse[first, second]
+    residuals = alpha / variance
+    product = variance[first] * variance[second]
+    determinant = np.maximum(product - np.square(shared), 1e-15 * product)
+    residuals[first] = (variance[second] * alpha[first] - shared * alpha[second]) / determinant
+    residuals[second] = (variance[first] * alpha[second] - shared * alpha[first]) / determinant
+    return residuals
 
 
 def left_over(rest: FloatArray, weight: FloatArray, n_pairs: int) -> float:
