@@ -45,10 +45,8 @@ GOLDEN_JUMP = 0x9E3779B97F4A7C15F39CC0605CEDC835
 # With a full covariance, the surrogate's update takes a second from about here on.
 LARGEST_FULL_SURROGATE = 1000
 
-
 # Of more new episodes than this the surrogate takes those nearest to the belief.
 MOST_AT_ONCE = 2000
-
 
 # Samples further from the belief than this many of its standard deviations cannot be computed with.
 FURTHEST = 1e50
@@ -234,9 +232,9 @@ def tell(
         episodes = with_kept(state, fresh)
         theta, returns = episodes.theta, episodes.returns
         noise = ruggedness(state) if state.looking else measured_noise(returns, episodes.twin)
-        n_kept = min(search.keeps(theta.shape[1], bool(noise.any())), returns.size)
-        latest = np.arange(returns.size - n_kept, returns.size)
-        state = replace(state, kept=episodes.rows(latest) if n_kept else None)
+        last = min(search.keeps(theta.shape[1], bool(noise.any())), returns.size)
+        latest = np.arange(returns.size - last, returns.size)
+        state = replace(state, kept=episodes.rows(latest) if last else None)
     n_new, n_kept = fresh.returns.size, search.keeps(theta.shape[1], noisy=False)
     if (returns == returns[0]).all() or (search.models and (theta == theta[0]).all()):
         info = UpdateInfo(informative=False, attempt=state.attempt)

@@ -22,6 +22,7 @@ from klimb.updates import UpdateInfo
 REPEATING, EPISODES_BETWEEN = 4, 24
 # In noise, samples are so many times as wide as the belief at most.
 WIDEST = 50.0
+# A look around has told how rough the landscape is after so many times as many episodes as are kept.
 SEEN_ENOUGH = 1.5
 
 

@@ -34,7 +34,7 @@ MARGIN = 1.5
 # In noise nothing comes to its end: where more than this share of the returns was neither explained nor
 # noise, a search looks around once it has learned from as many episodes as that takes; but it goes on as
 # before if, seen from there, less than the second share is unexplained, or if the look leads back to where it
-# was. The former is known after so many times as many episodes as are kept.
+# was.
 ROUGH, SMOOTH = 0.62, 0.3
 
 
