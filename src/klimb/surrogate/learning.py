@@ -241,7 +241,8 @@ def learn(
     else:
         seen = np.outer(g, g) + H @ H.T  # symmetric, and said so: BLAS takes half the time
         W = blend(memory.relevance, seen, rate)
-        before = memory.way if max(FEWEST_KEPT, 2 * n) <= N and not plateau else np.zeros(n)
+        tells_flat = returns.size >= max(FEWEST_KEPT, 2 * n) and not plateau
+        before = memory.way if tells_flat else np.zeros(n)
         posterior, way = moved(std, axes, d, p, before, nats, scope.far)
         T = posterior.rotation * np.sqrt(posterior.variances) / std[:, None]  # z = d + T z'
         W = T.T @ W @ T
