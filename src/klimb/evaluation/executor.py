@@ -58,10 +58,8 @@ class Executors:
         """Hand a piece to the executor."""
         try:
             future = self._executor.submit(answer, message, *self._arguments)
-        except (
-            BrokenExecutor,
-            OSError,
-        ) as error:  # a worker died before, or it broke just now, closing its pipes
+        except (BrokenExecutor, OSError) as error:
+            # a worker died before, or the executor broke just now, closing its pipes
             future = Future()
             future.set_exception(BrokenExecutor(str(error)))
         self._futures[number] = future

@@ -84,7 +84,7 @@ class Learned(NamedTuple):
     seen: FloatArray
     """What this update says of the relevance, in the whitened coordinates of the prior; like W."""
     noise: float
-    """Share of noise in what is unexplained; 0 on a plateau, where nothing is explained."""
+    """The share of noise that says how far to look: see :class:`Chance`."""
     rough: float
     """Share of held-out returns that is neither explained nor noise where they were drawn; 0 on a plateau."""
     walks: bool
@@ -94,12 +94,12 @@ class Learned(NamedTuple):
 
 
 class Chance(NamedTuple):
-    """What noise there is, as shares of what is unexplained of held-out returns; none on a plateau."""
+    """What noise makes up of what is unexplained of held-out returns."""
 
     share: float
-    """Noise of the mean, in all that is unexplained."""
+    """Noise of the mean, in all that is unexplained; 0 on a plateau and for a bold search."""
     look: float
-    """The share that says how far to look.
+    """The share that says how far to look; 0 where the former is.
 
     It is that of episodes no further away than new ones, where they can tell a quadratic: of those far away
     more is unexplained, for want of others there. The fewer they are for that, the more the others count too.
